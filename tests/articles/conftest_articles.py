@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import shutil
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -18,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _pytest.mark.structures import ParameterSet
 from PIL import Image
 from torch import nn
 
@@ -36,12 +36,6 @@ _TRAIN = {"--epochs": "1", "--workers": "0", "--batch-size": "8", "--precision":
 _TRAINED = ("data-size", "position", "pooling", "norm", "optimizer", "axial")  # experiments of small models
 
 
-def together(*groups: str) -> list[str | ParameterSet]:
-    """Rows that one training can show: together under `make test`, each alone as well under `make accept`."""
-    alone = [number for group in groups if " " in group for number in group.split()]
-    return [*groups, *(pytest.param(number, marks=pytest.mark.accept) for number in alone)]
-
-
 class Pictures:
     """A data set as torchvision's are."""
 
@@ -54,16 +48,6 @@ class Pictures:
         pixels = np.random.default_rng(index).integers(0, 60, (16, 16, 3), dtype=np.uint8)
         pixels[..., 2 - index % 3] += 150
         return Image.fromarray(pixels), index % 3
-
-
-class Callback:
-    """Keeps the figures of each epoch."""
-
-    def __init__(self) -> None:
-        self.epochs: list[dict[str, float]] = []
-
-    def on_epoch_end(self, state: Any) -> None:
-        self.epochs.append(dict(state.metrics))
 
 
 def splits_of(run: Path | str) -> dict[str, dict[str, list[str]]]:
@@ -123,8 +107,6 @@ class Done:
         return json.loads(self.out)
 
     def recipe(self) -> dict[str, Any]:
-        import tomllib
-
         return tomllib.loads((self.run / "recipe.toml").read_text(encoding="utf-8"))
 
 

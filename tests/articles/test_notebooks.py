@@ -50,9 +50,8 @@ def test_a_classifier_is_one_line_and_a_prediction_has_bars(classifier: Classifi
     assert Prediction("a&b.jpg", error="damaged")._repr_html_() == "<div><b>a&amp;b.jpg</b>: damaged</div>"
 
 
-@pytest.mark.parametrize("method", ["heads", "all"])
-def test_an_explanation_shows_the_photograph_and_each_map(classifier: Classifier, picture: Path, method: str) -> None:
-    explanation = classifier.explain(picture, method)
+def test_an_explanation_shows_the_photograph_and_each_map(classifier: Classifier, picture: Path) -> None:
+    explanation = classifier.explain(picture, "all")
     page = explanation._repr_html_()
     shown = list(explanation.maps) + (["heads"] if explanation.heads is not None else [])
     assert re.findall(r'alt="(\w[^"]*)"', page) == ["photograph", *shown]
@@ -67,20 +66,13 @@ class _Display:
 
     def __init__(self) -> None:
         self.shown: list[tuple[str, object]] = []
-
-    def HTML(self, html: str) -> tuple[str, object]:
-        return "html", html
-
-    def Image(self, data: bytes) -> tuple[str, object]:
-        return "image", data
+        self.HTML, self.Image = (lambda html: ("html", html)), (lambda data: ("image", data))
+        self.update = self.shown.append
 
     def display(self, content: tuple[str, object], display_id: bool) -> "_Display":
         assert display_id
         self.shown.append(content)
         return self
-
-    def update(self, content: tuple[str, object]) -> None:
-        self.shown.append(content)
 
 
 @pytest.fixture
@@ -101,16 +93,13 @@ def test_a_training_in_a_notebook_has_a_bar_and_live_curves(
 ) -> None:
     monkeypatch.setattr(Figure, "savefig", blank._savefig)  # of all pictures, only the curves are drawn
     monkeypatch.setattr(plots, "curves", blank._PLOTS["curves"])
-    photos = runs.shared_photos()
-    run = vitkit.train(photos, vitkit.Recipe(**runs.quick_fields(epochs=2)), out=tmp_path / "run")
+    run = vitkit.train(runs.shared_photos(), vitkit.Recipe(**runs.quick_fields(epochs=2)), out=tmp_path / "run")
     pictures = [data for kind, data in notebook.shown if kind == "image"]
     assert len(pictures) == len(run.rows()), "one a epoch"
     assert len(set(pictures)) == len(pictures) and all(data.startswith(b"\x89PNG") for data in pictures)
     bars = [html for kind, html in notebook.shown if kind == "html"]
     assert any("<progress value=" in html and "reading" in html for html in bars)
     assert bars[-1] == "", "the bar disappears"
-    vitkit.train(photos, vitkit.Recipe(weights=run.folder, method="probe"), out=tmp_path / "head")
-    assert sum(kind == "image" for kind, _ in notebook.shown) == len(pictures), "a head has no epochs"
 
 
 def test_a_bar_says_how_long_it_takes(notebook: _Display, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,23 +115,16 @@ def test_a_bar_says_how_long_it_takes(notebook: _Display, monkeypatch: pytest.Mo
     assert texts == ["reading &lt;a&gt; 1/200", "reading &lt;a&gt; 20/200, 1 min 30 s left", "counting 5", ""]
 
 
-def test_progress_that_is_received_elsewhere_has_no_bar(notebook: _Display) -> None:
+@pytest.mark.usefixtures("drawn_pictures")
+def test_a_checkup_shows_its_findings_and_a_picture_and_progress_that_is_received_elsewhere_no_bar(
+    notebook: _Display, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos, received = runs.shared_photos(), []
     vitkit.doctor(photos, progress=lambda *report: received.append(report))
     assert received and notebook.shown == []
-    vitkit.doctor(photos)
+    page = vitkit.doctor(photos)._repr_html_()
     assert notebook.shown
-
-
-def test_a_terminal_with_ipython_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("IPython")
-    module.get_ipython = lambda: SimpleNamespace()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", module)
-    assert display_of_notebook() is None
-
-
-@pytest.mark.usefixtures("drawn_pictures")
-def test_a_checkup_shows_its_findings_and_a_picture() -> None:
-    page = vitkit.doctor(runs.shared_photos())._repr_html_()
     assert page.count("<img") == 1 and "Nothing wrong was found." in page
     assert re.findall(r"<td>(\w+)</td><td[^>]*>(\d+)</td>", page) == [(name, "12") for name in runs.COLOURS]
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", SimpleNamespace)
+    assert display_of_notebook() is None, "a terminal with IPython is no notebook"

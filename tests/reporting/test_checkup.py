@@ -55,6 +55,7 @@ def test_names_are_escaped_wherever_they_stand(tmp_path: Path) -> None:
             save(noise(20, 20, i + len(name)), root / name / f"<i>'{i}\".png")
         save(noise(20, 20, len(name)), root / name / "copy<u>.png")
         (root / name / "<em>.jpg").write_text("not a picture")
+    (root / "a&b" / "notes.txt").touch()
     html = page_of(root, tmp_path / "page.html")
     for tag in ("<script", "<b>", "<i>", "<u>", "<em>"):
         assert tag not in html
@@ -62,12 +63,13 @@ def test_names_are_escaped_wherever_they_stand(tmp_path: Path) -> None:
     assert '<b>"bold"/copy<u>.png' in shown(html)
     assert "&lt;em&gt;.jpg" in html
     assert "a&amp;b" in html
+    for name, what in (("ignored", "1 not an image format"), ("format", "6 PNG"), ("colours", "6 RGB")):
+        assert f"<td>{name}</td><td>{what}</td>" in html
 
 
 @pytest.mark.parametrize(
     ("severities", "level", "sentence"),
     [
-        ((), "good", "Ready to train"),
         (("note", "note"), "good", "Ready to train"),
         (("warning", "note"), "warning", "1 thing to look at first"),
         (("problem", "problem", "warning", "note"), "problem", "2 problems to solve first, or results are wrong"),
@@ -81,32 +83,23 @@ def test_the_verdict_counts_what_comes_first(
     assert checkup.verdict_of_data(diagnosis) == Verdict(level, sentence)
     write_checkup(tmp_path / "page.html", diagnosis)
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert f'data-level="{level}" aria-label="Verdict"' in html and f'<p class="sentence">{sentence}</p>' in html
     assert html.index(sentence) < html.index("Images per class") < html.index("<h2>Details")
 
 
-def test_unreadable_files_and_ignored_ones_are_listed(tmp_path: Path) -> None:
-    root = folder(tmp_path / "photos", {"a": 3, "b": 3})
-    (root / "a" / "text.jpg").write_text("not a picture")
-    (root / "b" / "notes.txt").touch()
-    html = page_of(root, tmp_path / "page.html")
-    for name, what in (
-        ("a/text.jpg", "not an image"), ("ignored", "1 not an image format"), ("format", "6 PNG"), ("colours", "6 RGB"),
-    ):  # fmt: skip
-        assert f"<td>{name}</td><td>{what}</td>" in html
-    assert html.index("2 classes have fewer than 10 images") < html.index("Images per class")
-    assert html.count("<html") == html.count("</html>") == 1
-
-
-def test_many_groups_and_large_ones_are_cut_and_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_groups_and_large_ones_are_cut_and_a_picture_that_went_since_leaves_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkup, "_SHOWN", 2)
     root = folder(tmp_path / "photos", {"a": 4, "b": 4})
     for i in range(3):
         for copy in range(8 if i == 0 else 1):
             save(Image.open(root / "a" / f"a_{i}.png"), root / "a" / f"z{i}{copy}.png")
-    html = page_of(root, tmp_path / "page.html")
+    diagnosis = examine(read_source(root))
+    (root / "a" / "z10.png").unlink()
+    write_checkup(tmp_path / "page.html", diagnosis)
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Copies (the first 2 of 3)" in html
-    assert len(shown(html)) == 6 + 2
+    assert len(shown(html)) == 6 + 1 and "<figure><p>no such file</p>" in html
     assert "and 3 more" in html
 
 
@@ -114,24 +107,11 @@ def test_pictures_are_shown_upright_whole_and_small(tmp_path: Path) -> None:
     root = folder(tmp_path / "photos", {"a": 2, "b": 2})
     exif = Image.Exif()
     exif[0x0112] = 6
-    save(smooth(400, 300), root / "a" / "turned.jpg", exif=exif)
-    save(smooth(400, 300), root / "a" / "turned2.jpg", exif=exif)
-    save(Image.linear_gradient("L").resize((1, 4000)), root / "b" / "hair.png")
-    save(Image.linear_gradient("L").resize((1, 4000)), root / "b" / "hair2.png")
+    for copy in "12":
+        save(smooth(400, 300), root / "a" / f"turned{copy}.jpg", exif=exif)
+        save(Image.linear_gradient("L").resize((1, 4000)), root / "b" / f"hair{copy}.png")
     html = page_of(root, tmp_path / "page.html")
     sizes = {}
     for name, content in re.findall(r'<img alt="([^"]*)" src="data:image/webp;base64,([^"]*)"', html):
         sizes[name] = Image.open(io.BytesIO(base64.b64decode(content))).size
-    assert sizes["a/turned.jpg"] == (120, 160)
-    assert sizes["b/hair.png"] == (1, 160)
-
-
-def test_a_picture_that_went_since_leaves_its_reason(tmp_path: Path) -> None:
-    root = folder(tmp_path / "photos", {"a": 3, "b": 3})
-    save(Image.open(root / "a" / "a_0.png"), root / "a" / "copy.png")
-    diagnosis = examine(read_source(root))
-    (root / "a" / "copy.png").unlink()
-    write_checkup(tmp_path / "page.html", diagnosis)
-    html = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert shown(html) == ["a/a_0.png"]
-    assert "<figure><p>no such file</p>" in html
+    assert (sizes["a/turned1.jpg"], sizes["b/hair1.png"]) == ((120, 160), (1, 160))

@@ -65,11 +65,12 @@ def test_a_page_says_everything_and_needs_nothing_else(tmp_path: Path) -> None:
     assert "1 of 2 runs" in text  # reached 90 % in one of two
     assert captions(text) == ["Accuracy by epoch", "Accuracy by data", "Accuracy by computation"]
     assert not re.search(r'(src|href)="(?!data:|runs/)', text)
-    assert '<span class="figure">88.5 %</span>' in text and "expected accuracy of" in text
+    assert '<span class="figure">88.5 %</span>' in text and "measured accuracy of 90.0 %" in text
     assert "A is better than B by 10.0 points" in text and text.index("A is better") < text.index("The models")
-    assert "measured accuracy of 90.0 %" in text
-    assert "selected on the same images" in text and "A seed moves a training by 1.2 points." in text
     assert "trained on all the data. Thin lines" in text
+    for speed, shown in ((3925.4, "3,925"), (482.3, "482"), (1.25, "1.25")):
+        own = {**figures()["models"][0], "predict_images_per_s": speed}
+        assert cells(own)[list(HEADINGS).index("predict_images_per_s")] == shown
 
 
 def test_what_there_is_none_of_is_not_shown(tmp_path: Path) -> None:
@@ -101,18 +102,11 @@ def test_what_there_is_none_of_is_not_shown(tmp_path: Path) -> None:
 def test_the_verdict_names_a_model_only_if_it_is_better(
     pairs: list[tuple[str, str, float, float, float]], level: str, sentence: str
 ) -> None:
-    told = [
-        {
-            "a": a,
-            "b": b,
-            "difference": difference,
-            "better": {
-                name: (a if difference > 0 else b) if p < 0.05 else None
-                for name, p in (("recipe", recipe), ("trained", trained))
-            },
-        }
-        for a, b, difference, recipe, trained in pairs
-    ]
+    told = []
+    for a, b, difference, recipe, trained in pairs:
+        better = a if difference > 0 else b
+        chosen = {"recipe": better if recipe < 0.05 else None, "trained": better if trained < 0.05 else None}
+        told.append({"a": a, "b": b, "difference": difference, "better": chosen})
     names = {name: name for name in "abc"}
     figures = {"best": {"model": "a"}, "pairs": told}
     assert verdict_of_comparison(figures, names) == Verdict(level, sentence)
@@ -120,25 +114,18 @@ def test_the_verdict_names_a_model_only_if_it_is_better(
     assert (doubted.level, doubted.sentence) == (level if level == "note" else "warning", sentence)
 
 
-@pytest.mark.parametrize("split", ["test", "val"])
-def test_stress_and_validation_are_told(tmp_path: Path, split: str) -> None:
+def test_stress_and_validation_are_told(tmp_path: Path) -> None:
     own = {name: {"accuracy": [0.9, 0.5], "interval": [[0.8, 0.95], [0.4, 0.6]]} for name in NAMES}
     stress = {"kind": "blur", "title": "blurred", "unit": "sigma", "about": "How.", "strengths": [0, 1], "models": own}
-    chosen_on = ["epoch by val_acc"] if split == "val" else []
-    text = page(tmp_path, figures(split=split, chosen_on=chosen_on, stress=[stress]))
-    assert "Under stress: blurred" in captions(text)
-    assert ("50 validation images, which were used to choose epoch by val_acc" in text) == (split == "val")
-    assert ("50 test images" in text) == (split == "test")
-
-
-@pytest.mark.parametrize(("speed", "shown"), [(3925.4, "3,925"), (482.3, "482"), (1.25, "1.25")])
-def test_speeds_are_shown_as_people_write_them(speed: float, shown: str) -> None:
-    own = {**figures()["models"][0], "predict_images_per_s": speed}
-    assert cells(own)[list(HEADINGS).index("predict_images_per_s")] == shown
+    for split, chosen_on in (("val", ["epoch by val_acc"]), ("test", [])):
+        text = page(tmp_path, figures(split=split, chosen_on=chosen_on, stress=[stress]))
+        assert "Under stress: blurred" in captions(text)
+        assert ("50 validation images, which were used to choose epoch by val_acc" in text) == (split == "val")
+        assert ("50 test images" in text) == (split == "test")
 
 
 @pytest.mark.usefixtures("drawn_pictures")
-@pytest.mark.parametrize("fractions", [(0.01,), (0.07, 1), (0.3, 1), (0.93, 1), (1e-3, 1), (1e-7, 1)])
+@pytest.mark.parametrize("fractions", [(0.01,), (0.3, 1), (0.93, 1), (1e-7, 1)])
 def test_labels_of_operations_do_not_overlap(fractions: tuple[float, ...]) -> None:
     drawn = by_compute([model(name, 0.9, fractions) for name in NAMES])
     drawn.canvas.draw()

@@ -1,5 +1,6 @@
 """The report in a real browser: what is clicked shows its photographs, and nothing else is asked for."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,9 +41,8 @@ def evaluation_of(root: Path, names: tuple[str, ...], n: int = N, seed: int = 0)
     probabilities[np.arange(n), said] = sure
     paths = tuple(f"{i:03d} {'<b>' if i % 2 else ''}.png" for i in range(n))
     root.mkdir(exist_ok=True)
-    for i, path in enumerate(paths):
-        if i < 500:
-            Image.fromarray(rng.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)).save(root / path)
+    for path in paths[:500]:
+        Image.fromarray(rng.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)).save(root / path)
     return Evaluation("test", names, paths, labels, probabilities.astype(np.float32), temperature=1.3)
 
 
@@ -51,6 +51,7 @@ def promises_and_unknown(names: tuple[str, ...]) -> dict[str, Any]:
     of_class = {name: {"measured": 0.9, "mean_size": 1.25, "images": 9} for name in names}
     interval = {"measured": 0.9, "interval_95": [0.8, 0.95], "images": 90}
     covered = {**interval, "mean_size": 1.2, "empty": 0, "per_class": of_class}
+    limit = {"kind": "shuffled patches", "share": 0.5, "bounds": [0.4, 0.6], "images": 33}
     return {
         "promises": {
             "validation": {"images": 66, "chosen_on_them": ["penalty by log loss"], "folds": 5},
@@ -58,12 +59,8 @@ def promises_and_unknown(names: tuple[str, ...]) -> dict[str, Any]:
             "accuracy": [{"requested": 0.95, "above_confidence": 0.71, "answered": 80, **interval}],
         },
         "unknown": {
-            "validation_images": 66, "folds": 5, "accepted": 0.95,
-            "limits": [
-                {"kind": "shuffled patches", "share": 0.5, "bounds": [0.4, 0.6], "images": 33, "classes": classes}
-                for classes in (0, 3)
-            ],
-            "called": [{"level": 0.05, **interval}],
+            "validation_images": 66, "folds": 5, "accepted": 0.95, "called": [{"level": 0.05, **interval}],
+            "limits": [{**limit, "classes": classes} for classes in (0, 3)],
         },
     }  # fmt: skip
 
@@ -94,10 +91,8 @@ def report(own: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextmanager
-def visit(
-    browser: Any, address: str, size: str = "desk", scheme: str = "light", *, has_script: bool = True
-) -> Iterator[Any]:
-    with watched(browser, size, scheme, has_script=has_script) as page:
+def visit(browser: Any, address: str, size: str = "desk", *, has_script: bool = True) -> Iterator[Any]:
+    with watched(browser, size, has_script=has_script) as page:
         page.goto(address)
         yield page
 
@@ -124,30 +119,21 @@ def page(opened_report: Any) -> Iterator[Any]:
         opened_report.keyboard.press("Escape")
 
 
-@pytest.mark.parametrize(("size", "scheme"), [("phone", "light"), ("desk", "dark")])
-def test_the_page_keeps_nobody_out_and_fits_the_window(browser: Any, report: str, size: str, scheme: str) -> None:
-    with visit(browser, report, size, scheme) as page:
+def test_the_page_keeps_nobody_out_fits_the_window_and_shows_photographs(browser: Any, report: str) -> None:
+    with watched(browser, "phone", "dark") as page:
+        page.goto(report)
         page.wait_for_selector("html.live")
         assert is_within(page)
         assert serious(page) == []
-        if size == "phone":
-            page.locator(".matrix button").first.click()
-            assert serious(page, "dialog[open]") == []
-        assert page.evaluate("document.querySelectorAll('script').length") == 2
-        assert EVIL in page.locator("h1").inner_text()
-
-
-def test_a_cell_of_the_confusion_matrix_shows_its_photographs(page: Any) -> None:
-    for cell in page.locator(".matrix button").all()[:4]:
-        label = cell.get_attribute("aria-label")
+        cell = page.locator(".matrix button").first
+        true, _, rest = str(cell.get_attribute("aria-label")).partition(" predicted as ")
         cell.click()
         texts = cards(opened(page))
-        assert len(texts) == int(cell.inner_text()) <= 24, label
-        true, _, rest = label.partition(" predicted as ")
-        said = rest.rpartition(": ")[0]
-        assert all(text.startswith(f"your label: {true}\npredicted: {said} ") for text in texts)
-        page.keyboard.press("Escape")
-    assert page.locator("dialog[open]").count() == 0
+        assert len(texts) == int(cell.inner_text()) <= 24
+        start = f"your label: {true}\npredicted: {rest.rpartition(': ')[0]} "
+        assert all(text.startswith(start) for text in texts)
+        assert serious(page, "dialog[open]") == []
+        assert EVIL in page.locator("h1").inner_text()
 
 
 def test_the_table_of_classes_is_sorted_filtered_and_clicked(page: Any, own: Evaluation) -> None:
@@ -196,9 +182,7 @@ def test_photographs_are_filtered_sorted_and_enlarged(page: Any, own: Evaluation
     place = page.locator("[data-view=gallery]")
     assert [text.rpartition("\n")[2] for text in cards(place)] == [own.paths[i] for i in wrong]
     assert page.evaluate("[...document.querySelectorAll('[data-view=gallery] img')].every((i) => i.naturalWidth === 8)")
-    first = place.locator("img").first
-    assert first.evaluate("(image) => getComputedStyle(image).imageRendering") == "pixelated"
-    assert first.bounding_box()["width"] > 100
+    assert place.locator("img").first.bounding_box()["width"] > 100
     place.get_by_label("Order").select_option("unsure")
     assert [text.rpartition("\n")[2] for text in cards(place)] == [own.paths[i] for i in reversed(wrong)]
     place.get_by_label("Order").select_option("sure")
@@ -215,58 +199,27 @@ def test_photographs_are_filtered_sorted_and_enlarged(page: Any, own: Evaluation
     assert place.locator(".gallery > p").inner_text() == f"{sum(there)} images"
 
 
-def test_a_point_shows_its_photograph_by_pointer_and_by_keys(page: Any, own: Evaluation) -> None:
-    canvas = page.locator("[data-view=embedding] canvas")
-    canvas.focus()
-    page.keyboard.press("ArrowRight")
-    tip = page.locator(".tip")
-    told = tip.inner_text()
-    assert "your label: " in told
-    page.keyboard.press("Enter")
-    assert told.strip().splitlines()[0] in opened(page).inner_text()
-    page.keyboard.press("Escape")
-    canvas.scroll_into_view_if_needed()
-    box, points = canvas.bounding_box(), POINTS[np.argmin(POINTS[:, 0])]
-    low, high = POINTS[:, 1].min(), POINTS[:, 1].max()
-    place = {"x": 14.0, "y": float(14 + (high - points[1]) / (high - low) * (box["height"] - 28))}  # the leftmost
-    i = int(SHOWN[np.argmin(POINTS[:, 0])])
-    canvas.click(position=place)
-    assert own.paths[i] in opened(page).inner_text()
-
-
-def test_without_a_script_the_page_is_read(browser: Any, report: str, own: Evaluation, tmp_path: Path) -> None:
-    html = Path(report.removeprefix("file://")).read_text(encoding="utf-8")
-    assert str(tmp_path.parent) not in html and str(Path.cwd()) not in html, "it may be mailed"
-    assert "href=" not in html, "it leads nowhere else"
-    with visit(browser, report, has_script=False) as page:
-        text = page.inner_text("body")
-        assert "80.0 %" in text and "accuracy on 40 test images" in text
-        assert "minimum confidence" in text and "Most often confused" in text
-        assert text.count("predicted: ") == len(own.mistakes(24))
-        shown = page.locator("[data-view=gallery] img").first
-        assert shown.bounding_box()["width"] > 100
-
-
-def test_a_page_names_its_task_and_parts_and_folds_notes(browser: Any, own: Evaluation, tmp_path: Path) -> None:
+def test_a_page_names_its_task_and_parts_folds_notes_and_is_read_without_a_script(
+    browser: Any, own: Evaluation, report: str, tmp_path: Path
+) -> None:
     address = write(tmp_path / "report.html", own, None, findings=["warning: look", "note: one", "note: two"])
-    with watched(browser, "phone") as page:
-        page.goto(address)
+    with visit(browser, address, "phone") as page:
         assert page.get_by_role("heading", level=1).inner_text() == f"cat, {EVIL} or emu?"
-        assert page.get_by_role("main").count() == 1
-        parts = ["Each class", "What is mixed up", "How sure it is", "Withhold unsure answers"]
-        parts += ["Images of unknown things", "Details"]
-        assert page.get_by_role("heading", level=2).all_inner_texts() == parts
         assert page.get_by_text("warning: look").is_visible() and not page.get_by_text("two", exact=True).is_visible()
         page.get_by_text("Notes (3)").click()  # with the name of the run
         assert page.get_by_text("two", exact=True).is_visible()
         page.get_by_text("The complete recipe").click()
         assert page.locator("details.panel[open] pre").inner_text().startswith(EVIL)
         assert violations(page, rules=("region", "landmark-one-main", "page-has-heading-one")) == []
-        assert is_within(page)
-        page.locator("[data-view=classes] tbody button").first.click()
-        assert opened(page).count() == 1
+    html = Path(report.removeprefix("file://")).read_text(encoding="utf-8")
+    assert str(tmp_path.parent) not in html and str(Path.cwd()) not in html, "it may be mailed"
+    with visit(browser, report, has_script=False) as page:
+        text = page.inner_text("body")
+        assert "80.0 %" in text and "accuracy on 40 test images" in text
+        assert text.count("predicted: ") == len(own.mistakes(24))
 
 
+@pytest.mark.accept
 def test_a_report_of_many_photographs_is_small_and_short(browser: Any, tmp_path: Path) -> None:
     own = evaluation_of(tmp_path / "photos", ("daisy", "dandelion", "rose", "sunflower", "tulip"), n=500)
     for i, path in enumerate(own.paths):
@@ -287,26 +240,21 @@ def test_a_thousand_classes_are_a_drawing_and_a_list(
 ) -> None:
     areas = {"roc_auc": 0.9, "average_precision": 0.8}  # which take seconds to compute
     monkeypatch.setattr("vitkit.evaluation.figures.rank_areas", lambda own: dict.fromkeys(own.classes, areas))
-    names = tuple(f"class {i}" for i in range(1000))
-    own = evaluation_of(tmp_path / "photos", names, n=1000)
-    address = write(tmp_path / "r.html", own, tmp_path / "photos")
-    assert (tmp_path / "r.html").stat().st_size < 5e6
-    with visit(browser, address) as page:
+    own = evaluation_of(tmp_path / "photos", tuple(f"class {i}" for i in range(1000)), n=1000)
+    with visit(browser, write(tmp_path / "r.html", own, tmp_path / "photos")) as page:
         page.wait_for_selector("html.live")
+        assert (tmp_path / "r.html").stat().st_size < 5e6
         assert page.evaluate("document.querySelectorAll('*').length") < 6000
         assert page.get_by_text("The 20 classes of 1,000 that are covered least often").count() == 1
         canvas = page.locator("[data-view=confusion] canvas")
         box = canvas.bounding_box()
         canvas.click(position={"x": 4.2 * box["width"] / 1000, "y": 4.2 * box["height"] / 1000})
-        assert "class 4" in opened(page).inner_text() or "class 5" in opened(page).inner_text()
+        assert re.search("class [45]", opened(page).inner_text())
         page.keyboard.press("Escape")
         place = page.locator("[data-view=confusion]")
         place.get_by_role("searchbox").fill("class 995")
-        rows = place.locator(".pairs tbody tr")
-        assert rows.count() == 1
-        rows.get_by_role("button").click()
-        shown = opened(page)
-        assert shown.locator("h2").inner_text() == "class 995, predicted as class 996"
+        place.locator(".pairs tbody tr").get_by_role("button").click()
+        assert opened(page).locator("h2").inner_text() == "class 995, predicted as class 996"
 
 
 def test_other_kinds_of_evaluations_are_shown_too(browser: Any, tmp_path: Path) -> None:
@@ -314,22 +262,19 @@ def test_other_kinds_of_evaluations_are_shown_too(browser: Any, tmp_path: Path) 
     two = evaluation_of(root, ("a", "b"), n=6)
     labels = np.stack([two.labels, np.ones(6, np.int64)], axis=1)
     fields = {name: getattr(two, name) for name in ("split", "classes", "paths", "probabilities")}
-    kinds = {
-        "validation": (replace(two, split="val", chosen=("temperature by log loss",)), root),
-        "one": (Evaluation("test", two.classes, two.paths[:1], two.labels[:1], two.probabilities[:1]), root),
-        "multi": (MultiEvaluation(**fields, labels=labels, thresholds=(0.5, 0.3)), root),
-    }
-    for name, (own, place) in kinds.items():
-        with visit(browser, write(tmp_path / f"{name}.html", own, place), "phone") as page:
+    validation = replace(two, split="val", chosen=("temperature by log loss",))
+    multi = MultiEvaluation(**fields, labels=labels, thresholds=(0.5, 0.3))
+    for name, own in (("validation", validation), ("multi", multi)):
+        with visit(browser, write(tmp_path / f"{name}.html", own, root), "phone") as page:
             page.wait_for_selector("html.live")
             assert is_within(page), name
-            assert name != "multi" or serious(page) == []
             page.locator("[data-view=classes] tbody button").first.click()
             assert opened(page).count() == 1, name
-            if name == "multi":
-                page.keyboard.press("Escape")
+            page.keyboard.press("Escape")
+            if name == "validation":
+                assert "all figures here are too optimistic" in page.inner_text("body")
+            else:
+                assert serious(page) == []
                 page.locator("[data-view=class_thresholds] input").fill("0")
                 words = page.locator("[data-view=class_thresholds]").get_by_role("status").inner_text()
                 assert "100.0 % of the 3 images of the class are found (recall)" in words
-            if name == "validation":
-                assert "all figures here are too optimistic" in page.inner_text("body")

@@ -13,9 +13,9 @@ import runs
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from clients import Tally, ask_all, cpu_seconds, posted, resident  # in that folder
+from clients import Tally, ask_all, posted, resident  # in that folder
 
-__all__ = ["Program", "Tally", "ask_all", "counted", "cpu_seconds", "posted", "resident", "serving"]
+__all__ = ["Program", "Tally", "ask_all", "counted", "posted", "resident", "serving"]
 
 
 @dataclass

@@ -134,18 +134,3 @@ def test_what_fails_as_a_thread_begins_is_told() -> None:
 
     with pytest.raises(OSError, match="no such library"):
         workers(2, on_start=on_start)
-
-
-def test_nobody_waits_for_an_answer_whose_loop_has_ended() -> None:
-    double, own = Doubling(), workers()
-    work = Computation("a", 1, double)
-
-    async def leave() -> None:
-        double.gate.clear()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(own.submit(work, [1]), 0.01)
-
-    asyncio.run(leave())
-    double.gate.set()
-    assert asyncio.run(own.submit(work, [2])) == [4]
-    own.close()

@@ -36,7 +36,7 @@ def test_files_of_a_form_come_as_they_were_sent(contents: list[bytes]) -> None:
 
 
 def test_names_are_text_and_no_more() -> None:
-    for name in ("../../etc/passwd", "<script>alert(1)</script>", "é.jpg", "a" * 400):
+    for name in ("../../etc/passwd", "é.jpg", "a" * 400):
         uploads, _ = read(FORM, form(part(b"content", name="image", filename=name)))
         assert uploads == [(name[:255], b"content")]
     ((path, _),), _ = read("application/json", b'{"image": {"path": "\\ud800", "data": "AA=="}}')
@@ -52,31 +52,22 @@ DAMAGED, MISSING, INVALID, OPTION, UNKNOWN = (
 @pytest.mark.parametrize(
     ("kind", "body", "status", "code"),
     [
-        (FORM, form(), 400, MISSING),
         (FORM, form(part(b"x", name="image")), 400, MISSING),
         (FORM, form(part(b"x" * 5000, name="image")), 400, OPTION),
         (FORM, form(part(b"1", name="top"), part(b"2", name="top")), 400, "serving.option-repeated"),
         (FORM, part(b"x", name="image", filename="a")[:-3], 400, DAMAGED),
-        (FORM, b"", 400, DAMAGED),
-        (FORM, b"nonsense", 400, DAMAGED),
         ("multipart/form-data", form(), 400, DAMAGED),
         (f"multipart/form-data; boundary={'x' * 500}", form(), 400, DAMAGED),
-        ("multipart/mixed; boundary=x", b"x", 415, UNKNOWN),
         ("text/html", b"<p>", 415, UNKNOWN),
         ("image/png", b"", 400, MISSING),
-        (JSON, b"", 400, DAMAGED),
         (JSON, b"[" * 100_000, 400, DAMAGED),
         (JSON, b"\xff\xfe", 400, DAMAGED),
         (JSON, b"[]", 400, DAMAGED),
         (JSON, b"{}", 400, MISSING),
         (JSON, b'{"images": "x"}', 400, INVALID),
-        (JSON, b'{"image": 3}', 400, INVALID),
-        (JSON, b'{"image": {"data": 3}}', 400, INVALID),
         (JSON, b'{"image": {"file": "/etc/passwd"}}', 400, INVALID),
-        (JSON, b'{"image": "/etc/passwd!"}', 400, INVALID),
         (JSON, '{"image": "é"}'.encode(), 400, INVALID),
         (JSON, b'{"image": "AA==", "top": [1]}', 400, OPTION),
-        (JSON, b'{"image": "AA==", "top": true}', 400, OPTION),
         # of very many tiny parts, before they are all read; the form is not even closed
         (JSON, b'{"images": [' + b",".join([b'""'] * MANY) + b"]}", 413, "serving.request-large"),
         (FORM, part(b"", name="f", filename="x") * MANY, 413, "serving.request-large"),
@@ -89,7 +80,7 @@ def test_what_is_no_question_is_refused(kind: str, body: bytes, status: int, cod
     assert (error.value.status, error.value.code) == (status, code) and len(str(error.value)) < 300
 
 
-def test_json_brings_one_or_many_with_names_or_without() -> None:
+def test_json_brings_one_or_many_with_names_or_without_and_a_plain_body_is_one_picture() -> None:
     text = base64.encodebytes(b"first" * 40).decode()  # with line ends, as shells write it
     asked = {"image": text, "images": [f"data:image/png;base64,{base64.b64encode(b'2').decode()}",
              {"path": "b.jpg", "data": "Mw=="}], "top": 2, "reject": 0.5}  # fmt: skip
@@ -97,10 +88,7 @@ def test_json_brings_one_or_many_with_names_or_without() -> None:
         [("image 1", b"first" * 40), ("image 2", b"2"), ("b.jpg", b"3")],
         {"top": "2", "reject": "0.5"},
     )
-
-
-def test_a_plain_body_is_one_picture() -> None:
-    for kind in ("image/jpeg", "application/octet-stream", "", "IMAGE/PNG"):
+    for kind in ("IMAGE/PNG", "application/octet-stream", ""):
         assert read(kind, b"content") == ([("image", b"content")], {})
 
 
@@ -122,11 +110,11 @@ def test_options_come_from_the_address_or_the_body_and_agree() -> None:
             merge_options(query, beside, ("top",))
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "", "1e3", "٣", "9" * 5000])
-def test_numbers_are_numbers(text: str) -> None:
-    with pytest.raises(BadRequestError):
-        integer_option({"top": text}, "top", 1, 5)
-    with pytest.raises(BadRequestError):
-        fraction_option({"reject": text if text not in ("0", "٣") else "nan"}, "reject")
+def test_numbers_are_numbers() -> None:
+    for text in ("0", "-1", "x", "1.5", "", "1e3", "٣", "9" * 5000):
+        with pytest.raises(BadRequestError):
+            integer_option({"top": text}, "top", 1, 5)
+        with pytest.raises(BadRequestError):
+            fraction_option({"reject": text if text not in ("0", "٣") else "nan"}, "reject")
     assert integer_option({}, "top", 1, 5) == 5
     assert fraction_option({"reject": "0.25"}, "reject") == 0.25

@@ -90,24 +90,25 @@ def test_a_label_is_on_disk_when_answered_and_others_know_it(client: TestClient,
     ]
     again = said(everything(TestClient(create_app(place))))
     assert (again[0], again[5], again[1], again[2]) == ("violet", "violet", "out", "blue")
-    names = [name.strip() for name in HOSTILE]
     for i, name in enumerate(HOSTILE):  # any printable name comes back as it was
-        assert said(ask(client, "labels", version=version, images=[i], label=name))[i] == names[i]
+        ask(client, "labels", version=version, images=[i], label=name)
+    names = [name.strip() for name in HOSTILE]
     assert said(everything(TestClient(create_app(place))))[: len(names)] == names
+    add_edits(place.labels, [Edit("azure/img1.png", "green")])  # a folder that was renamed
+    (line,) = everything(client)["unmatched"]
+    assert line.startswith("1 path of photos.csv ") and "azure/img1.png" in line
 
 
 def test_undo_goes_back_step_by_step_and_survives_the_server(client: TestClient, place: Workspace) -> None:
-    version, before = everything(client)["version"], said(everything(client))
+    version = everything(client)["version"]
     ask(client, "labels", version=version, images=[0, 1, 2], label="violet")
     ask(client, "labels", version=version, images=[3], label="")
     other = TestClient(create_app(place))
     assert said(everything(other))[:4] == ["violet", "violet", "violet", "out"]
-    assert said(before_last := {**ask(other, "undo")})[:4] == ["violet", "violet", "violet", "blue"]
-    assert before_last["can_redo"]
-    assert said(ask(other, "undo")) == before
+    assert said(ask(other, "undo"))[:4] == ["violet", "violet", "violet", "blue"]
+    assert said(ask(other, "undo"))[:4] == ["blue"] * 4
     assert said(ask(other, "redo"))[:4] == ["violet", "violet", "violet", "blue"]
-    assert said(ask(other, "redo"))[:4] == ["violet", "violet", "violet", "out"]
-    assert ask(other, "redo")["can_redo"] is False
+    assert said(told := ask(other, "redo"))[:4] == ["violet", "violet", "violet", "out"] and not told["can_redo"]
     ask(other, "undo")
     assert ask(other, "labels", version=version, images=[5], label="red")["can_redo"] is False
 
@@ -122,10 +123,9 @@ def test_classes_are_added_renamed_and_merged(client: TestClient, place: Workspa
     assert classes(ask(client, "undo")) == ["green", "red", "blue"], "what comes back moves no other class"
     for path, body, code in (
         ("add", {"name": "red"}, "class-repeated"),
-        *(("add", {"name": name}, "class-invalid") for name in (" ", "a;b", "two\nlines", "unlabelled")),
+        *(("add", {"name": name}, "class-invalid") for name in (" ", "a;b", "unlabelled")),
         ("remove", {"name": "red"}, "class-used"),
         ("rename", {"old": "nothing", "new": "red"}, "class-unknown"),
-        ("rename", {"old": "red", "new": ""}, "class-invalid"),
     ):
         answer = client.post(f"/api/data/classes/{path}", json=body)
         assert (answer.status_code, answer.json()["code"]) == (400, f"webapp.{code}"), body
@@ -137,13 +137,12 @@ def test_number_keys_keep_the_order_in_which_classes_were_created(client: TestCl
     def give(label: str | None, *images: int) -> list[str]:
         return classes(ask(client, "labels", version=version, images=images, label=label))
 
-    assert give("amber", 0) == ["blue", "green", "red", "amber"]
+    give("amber", 0)
     assert give("aster", 1) == ["blue", "green", "red", "amber", "aster"]
     assert give("aster", 0) == ["blue", "green", "red", "amber", "aster"], "a class without photographs keeps its key"
     assert classes(everything(TestClient(create_app(place)))) == ["blue", "green", "red", "amber", "aster"]
     assert give("dasiy", 2)[5:] == ["dasiy"]
     assert classes(ask(client, "undo")) == ["blue", "green", "red", "amber", "aster"], "a class that was a slip is gone"
-    assert classes(ask(client, "classes/remove", name="amber")) == ["blue", "green", "red", "aster"]
 
 
 def test_what_is_wrong_changes_nothing(client: TestClient, place: Workspace) -> None:
@@ -154,8 +153,6 @@ def test_what_is_wrong_changes_nothing(client: TestClient, place: Workspace) -> 
         {"images": ["../../etc/passwd"], "label": "red"},
         {"images": [0], "label": "red", "version": "0" * 16},
         {"images": [0], "label": "x" * 100_000},
-        {"images": [0], "label": {"a": 1}},
-        {"images": [0]},
     )
     codes = {400: "photograph-unknown", 409: "photographs-changed", 422: "field-invalid"}
     for body in wrong:
@@ -167,10 +164,9 @@ def test_what_is_wrong_changes_nothing(client: TestClient, place: Workspace) -> 
 def test_no_address_leads_out_of_the_workspace(client: TestClient, place: Workspace) -> None:
     (place.runs.parent / "secret.txt").write_text("a secret")
     for path in (
-        *("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"),
-        *("/static/%2fetc%2fpasswd", "/api/data/thumbnail/x/..%2f..%2fetc%2fpasswd", "/api/data/picture/x/999"),
-        *("/api/train/runs/..", "/api/train/runs/..%2f..%2fetc/samples", "/api/train/runs/%2e%2e/samples"),
-        *("/api/train/runs/.studio", "/etc/passwd", "//etc/passwd"),
+        *("/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd", "/static/%2fetc%2fpasswd"),
+        *("/api/data/thumbnail/x/..%2f..%2fetc%2fpasswd", "/api/data/picture/x/999", "/api/train/runs/.."),
+        *("/api/train/runs/..%2f..%2fetc/samples", "/api/train/runs/.studio", "/etc/passwd"),
     ):
         answer = client.get(path)
         assert answer.status_code in (400, 404, 409, 422), answer.text
@@ -182,7 +178,8 @@ def test_thumbnails_are_made_once_and_anew_for_another_picture(
     place: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = opened(place, tmp_path / "own")
-    address = f"/api/data/thumbnail/{everything(own)['version']}/3"
+    version = everything(own)["version"]
+    address = f"/api/data/thumbnail/{version}/3"
     first = own.get(address)
     assert first.headers["content-type"] == "image/jpeg"
     assert Image.open(io.BytesIO(first.content)).size == (16, 16)
@@ -192,36 +189,22 @@ def test_thumbnails_are_made_once_and_anew_for_another_picture(
     monkeypatch.setattr(thumbnails, "_shrink", shrunk)
     Image.new("RGB", (500, 100), "green").save(tmp_path / "own" / "blue" / "img4.png")
     assert Image.open(io.BytesIO(own.get(address).content)).size == (256, 51)
-
-
-def test_pictures_of_two_folders_never_have_one_address(place: Workspace, tmp_path: Path) -> None:
-    """A browser keeps what came from an address, and one studio follows another at the same port."""
-    versions = set()
-    for name in ("one", "two"):
-        shutil.copytree(place.photographs, tmp_path / name)
-    for name, side in (("one", 0), ("two", 20), ("one", 30)):
-        if side:
-            Image.new("RGB", (side, side), "green").save(tmp_path / name / "red" / "img1.png")
-        versions.add(everything(opened(place, tmp_path / name))["version"])
-    assert len(versions) == 3
+    # A browser keeps what came from an address, and one studio follows another at the same port.
+    versions = [everything(opened(place, tmp_path / name))["version"] for name in ("own", "two")]
+    assert len({version, *versions}) == 3, "pictures of two folders never have one address"
 
 
 def test_what_is_no_picture_is_shown_as_none_and_found_by_the_doctor(place: Workspace, tmp_path: Path) -> None:
     shutil.copytree(place.photographs, tmp_path / "own")
     (tmp_path / "own" / "red" / "img2.png").write_bytes(b"no picture")
-    shutil.copy(tmp_path / "own" / "blue" / "img1.png", tmp_path / "own" / "red" / "img3.png")
     own = opened(place, tmp_path / "own")  # which begins to list the folder
     all_ = everything(own)
-    broken, copy, original = (all_["paths"].index(path) for path in ("red/img2.png", "red/img3.png", "blue/img1.png"))
+    broken = all_["paths"].index("red/img2.png")
     for kind in ("thumbnail", "picture"):
         answer = own.get(f"/api/data/{kind}/{all_['version']}/{broken}")
         assert (answer.status_code, answer.headers["content-type"]) == (200, "image/svg+xml")
         assert "script" not in answer.text
-    told = checked(own)
-    assert list(told["found"]["unreadable"]) == [str(broken)]
-    assert told["found"]["verdict"]["level"] == "problem"
-    (found,) = (sorted(group["images"]) for group in told["found"]["copies"] if group["conflict"])
-    assert found == sorted((copy, original))
+    assert list(checked(own)["found"]["unreadable"]) == [str(broken)]
 
 
 def checked(client: TestClient) -> dict[str, Any]:
@@ -241,14 +224,18 @@ def test_the_check_begins_with_a_verdict_on_the_labels_of_that_moment(place: Wor
     client = opened(place, heap)
     paths, version = (everything(client)[name] for name in ("paths", "version"))
 
-    def give(name: str, label: str) -> None:
+    def give(name: str, label: str | None) -> dict[str, Any]:
         images = [i for i, path in enumerate(paths) if path.startswith(name)]
-        ask(client, "labels", version=version, images=images, label=label)
+        return ask(client, "labels", version=version, images=images, label=label)
 
     found = checked(client)["found"]
     assert found["verdict"]["level"] == "note" and "two classes" in found["verdict"]["sentence"] and not found["is_old"]
-    give("blue", "blue")
+    assert give("blue", "blue")["classes"][0]["name"] == "blue"
+    refused = client.post("/api/train/start", json={"weights": "none"})
+    assert (refused.status_code, refused.json()["code"]) == (400, "webapp.classes-too-few")
     give("red", "red")
+    give("green", "red")
+    assert said(give("green", None)).count("none") == 5, "a label is taken back"
     assert client.get("/api/data/check").json()["found"]["is_old"]
     found = checked(client)["found"]
     assert found["verdict"] == {"level": "warning", "sentence": "1 thing to look at first"}  # both classes are small
@@ -259,56 +246,18 @@ def test_the_check_begins_with_a_verdict_on_the_labels_of_that_moment(place: Wor
     assert found["verdict"]["level"] == "problem" and found["copies"][0]["conflict"]
 
 
-def test_unlabelled_photographs_get_their_first_classes(place: Workspace, tmp_path: Path) -> None:
-    heap = tmp_path / "heap"
-    heap.mkdir()
-    for own in sorted(place.photographs.rglob("*.png")):
-        shutil.copy(own, heap / f"{own.parent.name}-{own.name}")
-    client = opened(place, heap)
-    all_ = everything(client)
-    assert set(said(all_)) == {"none"} and all_["classes"] == []
-    ask(client, "labels", version=all_["version"], images=[0, 1], label="blue")
-    assert said(ask(client, "labels", version=all_["version"], images=[1], label=None))[:3] == ["blue", "none", "none"]
-    refused = client.post("/api/train/start", json={"weights": "none"})
-    assert (refused.status_code, refused.json()["code"]) == (400, "webapp.classes-too-few")
-
-
-def test_a_damaged_label_file_is_told_in_a_line_and_left_as_it_is(client: TestClient, place: Workspace) -> None:
-    place.labels.parent.mkdir()
-    place.labels.write_text("path,colour\nx,y\n")
-    answer = client.get("/api/data/all")
-    assert answer.status_code == 400 and "colour" in answer.json()["error"]
-    assert place.labels.read_text() == "path,colour\nx,y\n"
-
-
 def test_without_a_label_file_that_was_there_nothing_is_shown_or_trained(place: Workspace, tmp_path: Path) -> None:
     """A stick that was pulled out: the folders' classes would pass for what was said."""
     first = TestClient(create_app(place), raise_server_exceptions=False)
     ask(first, "labels", version=everything(first)["version"], images=[0], label="wasp")
     kept = place.labels.rename(tmp_path / "kept.csv")
     other = TestClient(create_app(place), raise_server_exceptions=False)
-    training = {"weights": "none", "method": "scratch", "time": "90s"}
     for client in (first, other):
-        for answer in (
-            client.get("/api/data/all"),
-            client.post("/api/data/undo"),
-            client.post("/api/train/start", json=training),
-        ):
+        for answer in (client.get("/api/data/all"), client.post("/api/train/start", json={"weights": "none"})):
             assert (answer.status_code, answer.json()["code"]) == (400, "webapp.labels-missing")
     assert not place.labels.exists()
     kept.rename(place.labels)
     assert said(everything(other))[0] == "wasp"
-
-
-def test_photographs_that_come_later_are_seen_when_asked_for(place: Workspace, tmp_path: Path) -> None:
-    client = opened(place, tmp_path / "own")
-    old = everything(client)
-    shutil.copy(tmp_path / "own" / "red" / "img1.png", tmp_path / "own" / "blue" / "new.png")
-    assert len(everything(client)["paths"]) == 12
-    new = client.get("/api/data/all?anew=true").json()
-    assert len(new["paths"]) == 13
-    answer = client.post("/api/data/labels", json={"version": old["version"], "images": [0], "label": "red"})
-    assert answer.status_code == 409
 
 
 @pytest.fixture
@@ -326,27 +275,18 @@ def rows(place: Workspace) -> list[tuple[str, str]]:
 
 def test_two_studios_undo_their_own_steps(client: TestClient, theirs: TestClient, place: Workspace) -> None:
     version = everything(client)["version"]
-    ask(client, "labels", version=version, images=[0], label="mine")
-    ask(theirs, "labels", version=version, images=[1, 2], label="theirs")
-    assert said(ask(client, "undo"))[:3] == ["blue", "theirs", "theirs"]
-    assert rows(place) == [("blue/img2.png", "theirs"), ("blue/img3.png", "theirs")]
+    ask(client, "labels", version=version, images=[0, 3], label="mine")
+    ask(theirs, "labels", version=version, images=[1, 2, 3], label="theirs")
+    told = ask(client, "undo")
+    assert said(told)[:4] == ["blue", "theirs", "theirs", "theirs"] and len(told["news"]) == 1
+    assert rows(place) == [("blue/img2.png", "theirs"), ("blue/img3.png", "theirs"), ("blue/img4.png", "theirs")]
     assert everything(client)["can_undo"] is False
     ask(client, "undo")  # a page that has not heard of it yet
-    assert len(rows(place)) == 2
-    assert said(ask(client, "redo"))[:3] == ["mine", "theirs", "theirs"]
+    assert len(rows(place)) == 3
+    assert said(ask(client, "redo"))[:4] == ["mine", "theirs", "theirs", "theirs"]
     assert said(ask(theirs, "undo"))[:3] == ["mine", "blue", "blue"]
     again = TestClient(create_app(open_workspace(place.photographs)))  # a studio of tomorrow undoes what it finds
     assert said(ask(again, "undo"))[:3] == ["blue", "blue", "blue"]
-
-
-def test_what_another_said_of_a_photograph_holds(client: TestClient, theirs: TestClient) -> None:
-    version = everything(client)["version"]
-    ask(client, "labels", version=version, images=[0, 1], label="mine")
-    ask(theirs, "labels", version=version, images=[0], label="theirs")
-    told = ask(client, "undo")
-    assert said(told)[:2] == ["theirs", "blue"]
-    assert len(told["news"]) == 1
-    assert said(ask(client, "redo"))[:2] == ["theirs", "mine"]
 
 
 def test_redo_gives_way_to_what_was_said_since(client: TestClient, theirs: TestClient, place: Workspace) -> None:
@@ -363,12 +303,6 @@ def test_redo_gives_way_to_what_was_said_since(client: TestClient, theirs: TestC
     answer = client.post("/api/data/redo")
     assert (answer.status_code, answer.json()["code"]) == (400, "webapp.step-outdated")
     assert said(everything(client))[:3] == ["new", "old", "newer"]
-    ask(client, "labels", version=version, images=[4], label="red")
-    ask(client, "undo")
-    place.label_file.add([Edit("green/img1.png", "green", "green")])  # kept, as Results writes it
-    assert everything(client)["can_redo"] is False
-    answer = client.post("/api/data/redo")  # of a page that was open before
-    assert (answer.status_code, answer.json()["code"]) == (400, "webapp.step-outdated")
 
 
 def test_rows_that_a_spreadsheet_wrote_over_are_put_back(client: TestClient, place: Workspace) -> None:
@@ -384,7 +318,6 @@ def test_rows_that_a_spreadsheet_wrote_over_are_put_back(client: TestClient, pla
     (news,) = told["news"]
     assert news.startswith("3 rows ") and str(place.labels) in news and "2 of them put back" in news
     assert everything(client)["news"] == []
-    assert said(everything(TestClient(create_app(open_workspace(place.photographs))))) == said(told)
     assert said(ask(client, "undo"))[:4] == ["mine", "blue", "blue", "theirs"], "the rows by hand are not undone"
     undo_edits(place.labels)  # from Python, or by hand: what somebody takes out stays out
     kept = rows(place)
@@ -392,26 +325,20 @@ def test_rows_that_a_spreadsheet_wrote_over_are_put_back(client: TestClient, pla
     assert rows(place) == kept
 
 
-def test_rows_that_match_no_photograph_are_said(client: TestClient, place: Workspace) -> None:
-    add_edits(place.labels, [Edit(f"azure/img{i}.png", "green") for i in range(30)])  # a folder that was renamed
-    told = everything(client)
-    (line,) = told["unmatched"]
-    assert line.startswith("30 paths of photos.csv ") and "azure/img0.png" in line
-    assert client.get("/api/data/labels").json()["unmatched"] == [line]
-    assert ask(client, "labels", version=told["version"], images=[0], label="x")["unmatched"] == [line]
-
-
 def test_a_photograph_that_is_gone_gets_no_label(place: Workspace, tmp_path: Path) -> None:
     client = opened(place, tmp_path / "own")
     version = everything(client)["version"]
     (tmp_path / "own" / "blue" / "img1.png").unlink()
-    for images, label in (([0], "red"), ([5, 0], "red"), ([0], ""), ([0], None)):
-        answer = client.post("/api/data/labels", json={"version": version, "images": images, "label": label})
-        assert (answer.status_code, answer.json()["code"]) == (410, "webapp.photograph-missing")
+    answer = client.post("/api/data/labels", json={"version": version, "images": [5, 0], "label": "red"})
+    assert (answer.status_code, answer.json()["code"]) == (410, "webapp.photograph-missing")
     answer = client.post("/api/data/classes/rename", json={"old": "blue", "new": "azure"})
     assert answer.status_code == 410
     assert not place.labels.exists()
     ask(client, "labels", version=version, images=[1, 5], label="red")
+    shutil.copy(tmp_path / "own" / "red" / "img1.png", tmp_path / "own" / "blue" / "new.png")
+    assert len(client.get("/api/data/all?anew=true").json()["paths"]) == 12, "what comes later is seen when asked for"
+    answer = client.post("/api/data/labels", json={"version": version, "images": [0], "label": "red"})
+    assert answer.status_code == 409
 
 
 @pytest.fixture
@@ -471,7 +398,6 @@ def test_what_a_model_suggests_for_photographs_without_a_class_is_marked_when_it
 ) -> None:
     monkeypatch.setattr(data_tab, "run_vitkit", predict_blue)
     version = everything(client)["version"]
-    assert client.get("/api/data/suggest").json()["run"] == ""
     assert client.post("/api/data/suggest").json()["code"] == "webapp.model-missing"
     (place.runs / "first" / "model.json").write_text("{}")
     assert client.post("/api/data/suggest").json()["code"] == "webapp.class-everywhere"
@@ -489,13 +415,11 @@ def test_what_a_model_suggests_for_photographs_without_a_class_is_marked_when_it
     assert [(own.label, own.proposed_by) for own in edits] == [("blue", "first"), ("red", ""), *[("blue", "first")] * 2]
     assert client.get("/api/data/suggest").json()["found"] == {}
     assert said(ask(client, "undo"))[4:8] == ["blue", "red", "none", "none"], "all that was accepted is one step"
-    for run in ("nothing", "..", "../runs"):
-        body = {"version": version, "run": run, "groups": groups}
-        assert client.post("/api/data/accept", json=body).status_code == 400
-    body, known = {"version": version, "images": [4], "label": "red", "run": "first"}, labels_so_far(place.labels)
-    for number in (-1, 12, 10**9):
-        assert client.post("/api/data/labels", json=body | {"suggested": [number]}).status_code == 400
-    assert labels_so_far(place.labels) == known
+    for path, body in (
+        ("accept", {"run": "../runs", "groups": groups}),
+        ("labels", {"run": "first", "images": [4], "label": "red", "suggested": [12]}),
+    ):
+        assert client.post(f"/api/data/{path}", json={"version": version, **body}).status_code == 400
 
 
 def test_random_edits_and_their_undoing_agree_with_a_dictionary(place: Workspace) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,9 @@ from PIL import Image
 import photos as pictures
 import runs
 import tiny
-from browser import browser, is_within, serious, served, shorten, watched, with_camera
+from browser import browser, served, shorten, watched, with_camera
 from tiny import build
+from vitkit import weights
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.webapp import Workspace, open_workspace
@@ -55,47 +55,28 @@ def studio(place: Workspace) -> Studio:
     return Studio(place, place.runs, lambda chosen: open_workspace(chosen, runs=place.runs))
 
 
-def test_an_answer_is_that_of_predict(studio: Studio, place: Workspace, tmp_path: Path) -> None:
-    from vitkit.weights import load
-
-    file, client = pictures.save(pictures.smooth(60, 40), tmp_path / "frame.jpg"), TestClient(studio)
-    assert client.get("/api/live/models").json() == {"models": ["first"]}
-    told = client.post("/api/live/answer", params={"run": "first"}, content=file.read_bytes()).json()
-    (expected,) = load(place.runs / "first").predict(file)
-    assert told["label"] == expected.label
-    assert told["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
-    assert expected.familiar is not None and told["familiar"] == pytest.approx(expected.familiar, abs=1e-6)
-    classes = load(place.runs / "first").classes
-    assert [(own["label"], own["chosen"], own["place"]) for own in told["top"]] == [
-        (name, name == expected.label, classes.index(name)) for name, _ in expected.ranking[:5]
-    ]
-    for run, content in (("first", b""), ("first", b"nothing"), ("../photos", file.read_bytes())):
-        assert client.post("/api/live/answer", params={"run": run}, content=content).status_code == 400
-
-
-def test_tabs_open_it_once(studio: Studio, place: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitkit import weights
-
+def test_an_answer_is_that_of_predict_by_a_model_that_is_opened_once(
+    studio: Studio, place: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[Path] = []
     load = weights.load
     monkeypatch.setattr(weights, "load", lambda folder: opened.append(folder) or load(folder))
-    content = pictures.save(pictures.smooth(60, 40), tmp_path / "frame.jpg").read_bytes()
+    file, client = pictures.save(pictures.smooth(60, 40), tmp_path / "frame.jpg"), TestClient(studio)
+    assert client.get("/api/live/models").json() == {"models": ["first"]}
     for address in ("/api/live/answer", "/api/look/see", "/api/live/answer"):
-        answer = TestClient(studio).post(address, params={"run": "first"}, content=content)
+        answer = client.post(address, params={"run": "first"}, content=file.read_bytes())
         assert answer.status_code == 200, answer.text
     assert opened == [place.runs / "first"]
-
-
-def test_pictures_are_added_to_folders_that_were_sent_and_to_no_other(studio: Studio, tmp_path: Path) -> None:
-    client = TestClient(studio)
-    made = client.post("/api/folders/new", json={"name": "recorded"}).json()
-    file = pictures.save(pictures.smooth(), tmp_path / "uploads" / "recorded-1" / "cup" / "1.jpg")
-    (told,) = client.get("/api/folders/sent").json()["folders"]
-    assert (told["id"], told["classes"]) == (made["id"], {"": 0, "cup": 1})
-    for folder, name, status in ((made["id"], "cup/2.jpg", 200), (made["id"], "cup/1.jpg", 400), ("0" * 16, "a", 400)):
-        query = {"name": name}
-        answer = client.post(f"/api/folders/{folder}/files", params=query, content=file.read_bytes())
-        assert answer.status_code == status, answer.text
+    told, own = answer.json(), load(place.runs / "first")
+    (expected,) = own.predict(file)
+    assert told["label"] == expected.label
+    assert told["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
+    assert expected.familiar is not None and told["familiar"] == pytest.approx(expected.familiar, abs=1e-6)
+    assert [(top["label"], top["chosen"], top["place"]) for top in told["top"]] == [
+        (name, name == expected.label, own.classes.index(name)) for name, _ in expected.ranking[:5]
+    ]
+    for run, content in (("first", b""), ("first", b"nothing"), ("../photos", file.read_bytes())):
+        assert client.post("/api/live/answer", params={"run": run}, content=content).status_code == 400
 
 
 def test_the_button_held_records_pictures(camera: Browser, studio: Studio, tmp_path: Path) -> None:
@@ -164,49 +145,3 @@ def test_a_camera_is_started_once_and_never_stays_on(camera: Browser, studio: St
         page.evaluate(f"streams.at(-1).getTracks().forEach((own) => {end})")
         page.get_by_text("The camera does not answer any more").wait_for()
         start.wait_for()
-
-
-def test_a_camera_that_cannot_be_used_is_explained(browser: Browser, studio: Studio) -> None:
-    reasons = {"NotAllowedError": "address bar", "NotFoundError": "has none", "NotReadableError": "another program"}
-    with served(studio) as address, watched(browser, "phone", "dark") as page:
-        page.goto(f"{address}/#live")
-        page.get_by_role("heading", name="Record pictures").wait_for()
-        assert is_within(page) and serious(page) == []
-        for name, reason in reasons.items():
-            refused = f"async () => {{ throw new DOMException('no', '{name}'); }}"
-            page.evaluate(f"() => {{ navigator.mediaDevices.getUserMedia = {refused}; }}")
-            page.get_by_role("button", name="Start the camera").click()
-            page.get_by_role("alert").get_by_text(reason).wait_for()
-            assert page.get_by_role("button", name="Hold to record").first.is_disabled()
-
-
-def test_recording_survives_presses_tabs_and_silence(camera: Browser, studio: Studio, tmp_path: Path) -> None:
-    with served(studio) as address, watched(camera, expected=("Failed to load resource",)) as page:
-        shorten(page, "live.js", AGAIN=50)
-        page.goto(f"{address}/#live")
-        failing = [True] * 2
-        fails = lambda route: route.abort() if failing and failing.pop() else route.continue_()  # noqa: E731
-        page.route("**/api/live/answer*", fails)
-        page.get_by_role("button", name="Start the camera").click()
-        page.locator(".live-said").wait_for()
-        page.get_by_label("Name of the class").first.fill("..")
-        button = page.get_by_role("button", name="Hold to record").first
-        button.focus()
-        page.keyboard.press("Space")
-        page.get_by_text("Name the class first.").wait_for()
-        page.get_by_label("Name of the class").first.fill('a "quoted" 🌻')
-        button.focus()
-        for _ in range(3):  # within a second
-            page.keyboard.press("Space")
-            page.wait_for_function("() => !document.querySelector('[aria-pressed]')")
-        page.get_by_text("3 pictures", exact=True).wait_for()
-        page.keyboard.down("Space")
-        page.get_by_text(re.compile(r"^([5-9]|[12]\d) pictures$")).wait_for()
-        page.evaluate("location.hash = 'data'")
-        page.get_by_role("heading", name="Data").wait_for(state="attached")
-        page.wait_for_timeout(500)
-        assert page.get_by_role("alert").inner_text().replace("Name the class first.", "").strip(" ✕\n") in (
-            "",
-            "The studio does not answer: is it still running? What was saved before is safe.",
-        )
-    assert len(list((tmp_path / "uploads" / "recorded-1").rglob("*.jpg"))) >= 5

@@ -1,53 +1,34 @@
-"""The way of somebody who has 300 unlabelled photographs and no terminal, with everything that may go wrong on it."""
-
-from __future__ import annotations
+"""The way of somebody who has 300 unlabelled photographs: a studio of its own process, which is killed on the way."""
 
 import contextlib
-import csv
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
-from browser import browser, watched
+from vitkit.data import split_from_file
 from vitkit.system import is_locked
 from vitkit.webapp import Jobs
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
-
 pytestmark = pytest.mark.accept
-__all__ = ["browser"]  # a fixture
 DATA = Path(os.environ.get("VITKIT_TEST_DATA", "/nowhere"))
 WEIGHTS = DATA / "weights" / "deit_tiny_patch16_224.pth"
-FLOWERS = {"daisy": "d", "roses": "r", "tulips": "t"}
+FLOWERS = ("daisy", "roses", "tulips")
 EACH = 100  # of fewer, no label looks wrong more often than by chance
 WRONG = (5, 25, 45, 65)  # of each flower
-FRAMES = """() => new Promise((done) => {
-    const grid = document.querySelector('.grid');
-    const [times, begun] = [[], performance.now()];
-    const step = (now) => {
-        times.push(now);
-        grid.scrollTop += 60;
-        if (performance.now() - begun < 4000) requestAnimationFrame(step);
-        else done([times.length / 4, grid.scrollTop]);
-    };
-    requestAnimationFrame(step);
-})"""
 
 
 @pytest.fixture
-def heap(tmp_path: Path) -> Path:
+def heap(tmp_path: Path) -> Iterator[Path]:
     """300 photographs of three flowers in one folder, whose names say nothing; `truth` tells what each shows."""
     if not WEIGHTS.is_file():
         pytest.skip("VITKIT_TEST_DATA has no photographs and weights")
@@ -56,40 +37,38 @@ def heap(tmp_path: Path) -> Path:
     for name in FLOWERS:
         for i, own in enumerate(sorted((DATA / "data" / "flowers" / name).glob("*.jpg"))[: EACH + 1]):
             shutil.copy(own, (folder if i < EACH else tmp_path) / f"{own.stem[:12]}.jpg")
-    return folder
+    yield folder
+    for job in Jobs(tmp_path / "runs").all():
+        if not job.ended:
+            with contextlib.suppress(OSError):
+                os.kill(job.process, signal.SIGKILL)
 
 
 def truth(path: str) -> str:
-    found = [name for name in FLOWERS if any((DATA / "data" / "flowers" / name).glob(f"{path[:-4]}*.jpg"))]
-    return found[0]
+    return next(name for name in FLOWERS if any((DATA / "data" / "flowers" / name).glob(f"{path[:-4]}*.jpg")))
 
 
-class Server:
-    """`vitkit studio` as a process, which can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.folder, self.address = folder, f"http://127.0.0.1:{self.port}/"
-
-    def start(self) -> None:
-        arguments = ["studio", str(self.folder), "--weights", str(WEIGHTS), "--port", str(self.port), "--no-open"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "vitkit", *arguments], cwd=self.folder.parent, stdout=subprocess.DEVNULL
-        )
-        until(lambda: is_listening(self.port))
-        with urllib.request.urlopen(f"{self.address}api/studio") as answer:  # which it gives when it has begun
-            assert answer.status == 200
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-def is_listening(port: int) -> bool:
+@contextmanager
+def studio(folder: Path) -> Iterator[httpx.Client]:
+    """`vitkit studio` as a process, which is killed in the end."""
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = ["studio", str(folder), "--weights", str(WEIGHTS), "--port", str(port), "--no-open"]
+    process = subprocess.Popen([sys.executable, "-m", "vitkit", *arguments], cwd=folder.parent)
+
+    def is_there() -> bool:
+        with contextlib.suppress(httpx.ConnectError):
+            return client.get("/api/studio").status_code == 200
+        return False
+
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        try:
+            until(is_there)
+            yield client
+        finally:
+            process.kill()
+            process.wait()
 
 
 def until(what: Callable[[], bool], seconds: float = 240.0) -> None:
@@ -99,132 +78,35 @@ def until(what: Callable[[], bool], seconds: float = 240.0) -> None:
         time.sleep(0.1)
 
 
-@pytest.fixture
-def server(heap: Path) -> Iterator[Server]:
-    own = Server(heap)
-    own.start()
-    yield own
-    own.kill()
-    jobs = Jobs(heap.parent / "runs")
-    for job in jobs.all():
-        with contextlib.suppress(OSError):
-            os.kill(job.process, signal.SIGKILL)
-
-
-def label_all(page: Page, wrong: dict[str, str]) -> None:
-    """Each photograph by one key, once there are classes."""
-    page.wait_for_selector(".cell")
-    for name in FLOWERS:
-        page.get_by_label("Name of a new class").fill(name)
-        page.keyboard.press("Enter")
-        page.get_by_role("button", name=f"{name} 0").wait_for()
-    grid = page.get_by_role("listbox", name="Photographs")
-    grid.focus()
-    page.keyboard.press("Home")
-    numbers = {name: str(i) for i, name in enumerate(FLOWERS, start=1)}
-    for left in range(3 * EACH - 1, -1, -1):
-        cell = page.locator(f"#{grid.get_attribute('aria-activedescendant')}")
-        path = str(cell.get_attribute("title")).splitlines()[0]
-        page.keyboard.press(numbers[wrong.get(path, truth(path))])
-        told = f"{3 * EACH} photographs of {3 * EACH}" + (f" · {left} without a class" if left else "")
-        page.wait_for_function("told => document.querySelector('.data-head').textContent === told", arg=told)
-
-
-def train(page: Page, run: str) -> None:
-    page.get_by_role("link", name="Train").click()
-    page.get_by_label("What is trained").select_option("probe")
-    page.get_by_role("button", name="Train", exact=True).click()
-    page.get_by_role("heading", name=run).wait_for()
-
-
-def test_from_photographs_to_a_classifier_without_a_terminal(server: Server, browser: Browser, heap: Path) -> None:
+def test_from_photographs_to_a_classifier_across_a_killed_server(heap: Path) -> None:
     paths = sorted(own.name for own in heap.iterdir())
     kinds = {name: [path for path in paths if truth(path) == name] for name in FLOWERS}
-    others = {"daisy": "roses", "roses": "tulips", "tulips": "daisy"}
+    others = dict(zip(FLOWERS, (*FLOWERS[1:], FLOWERS[0]), strict=True))
     wrong = {kinds[name][i]: others[name] for name in FLOWERS for i in WRONG}
+    given = {path: wrong.get(path, truth(path)) for path in paths}
     before = {own.name: own.read_bytes() for own in heap.iterdir()}
-    jobs, run = Jobs(heap.parent / "runs"), heap.parent / "runs" / "garden-1"
-    with watched(browser) as page:
-        page.goto(server.address)
-        label_all(page, wrong)
-        train(page, "garden-1")
-        until(lambda: is_locked(run))
-    server.kill()  # the tab is closed, the server is gone
-    assert not is_listening(server.port)
+    jobs, training = Jobs(heap.parent / "runs"), {"weights": str(WEIGHTS), "method": "probe"}
+    with studio(heap) as client:
+        all_ = client.get("/api/data/all").json()
+        for name in FLOWERS:
+            images = [i for i, path in enumerate(all_["paths"]) if given[path] == name]
+            client.post("/api/data/labels", json={"version": all_["version"], "images": images, "label": name})
+        assert client.post("/api/train/start", json=training).json()["run"] == "garden-1"
+        until(lambda: is_locked(heap.parent / "runs" / "garden-1"))
     until(lambda: jobs.state("garden-1", jobs.last()["garden-1"]) == "done")
-    server.start()
-    with watched(browser) as page:
-        page.goto(server.address)
-        page.wait_for_selector(".cell")
-        rows = list(csv.DictReader((heap.parent / "labels" / "garden.csv").read_text().splitlines()))
-        assert {row["path"]: row["label"] for row in rows} == {path: wrong.get(path, truth(path)) for path in paths}
-        fix(page, wrong)
-        train(page, "garden-2")
-        page.get_by_role("region", name="Verdict").wait_for(timeout=240_000)
-        new = next(own for own in heap.parent.glob("*.jpg") if truth(own.name) == "daisy")
-        page.get_by_role("link", name="Look").click()
-        page.locator("#look-file").set_input_files(new)
-        told = page.get_by_role("region", name="What the model says").get_by_role("heading")
-        told.wait_for(timeout=60_000)
-        assert told.inner_text().split()[0] in FLOWERS
+    with studio(heap) as client:
+        all_ = client.get("/api/data/all").json()
+        said = {path: all_["names"][i] for path, i in zip(all_["paths"], all_["labels"], strict=True)}
+        assert said == given
+        suspected = {all_["paths"][int(i)] for i in all_["doubts"]} & set(wrong)
+        assert len(suspected) > len(wrong) / 2, "most of the planted labels are among those that look wrong"
+        for path in suspected:
+            body = {"version": all_["version"], "images": [all_["paths"].index(path)], "label": truth(path)}
+            assert client.post("/api/data/labels", json=body).status_code == 200
+        client.post("/api/train/start", json={**training, "split_from": "garden-1"})
+        until(lambda: jobs.state("garden-2", jobs.last()["garden-2"]) == "done")
+        new = next(heap.parent.glob("*.jpg")).read_bytes()
+        assert client.post("/api/look/see", params={"run": "garden-2"}, content=new).json()["label"] in FLOWERS
     assert {own.name: own.read_bytes() for own in heap.iterdir()} == before
-    first, second = (splits(heap.parent / "runs" / name) for name in ("garden-1", "garden-2"))
-    assert first == second
-
-
-def fix(page: Page, wrong: dict[str, str]) -> None:
-    """Most of the planted labels are among those that look wrong, and these are put right."""
-    page.get_by_role("button", name=re.compile("^Label looks wrong")).click()
-    cells = page.locator(".cell")
-    shown = {str(cells.nth(i).get_attribute("title")).splitlines()[0] for i in range(cells.count())}
-    suspected = sorted(shown & set(wrong))
-    assert len(suspected) > len(wrong) / 2
-    for path in suspected:
-        page.locator(f'.cell[title^="{path}"]').click()
-        page.keyboard.type(truth(path))
-        page.keyboard.press("Enter")
-        page.wait_for_function("path => !document.querySelector(`.cell[title^='${path}']`)", arg=path)
-
-
-def splits(run: Path) -> dict[str, str]:
-    from vitkit.data import split_from_file
-
-    found = split_from_file(run / "split.json")
-    return {path: str(split) for path, split in zip(found.paths, found.splits, strict=True)}
-
-
-def test_thousands_of_photographs_scroll(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2,500 photographs that were never shown: the first within a second, and at least 30 frames a second.
-
-    The best of three, each with a cache of its own: what else the machine does makes it slower, and nothing quicker.
-    """
-    if not (DATA / "data" / "flowers").is_dir():
-        pytest.skip("VITKIT_TEST_DATA has no photographs")
-    (tmp_path / "many").mkdir()
-    for own in sorted((DATA / "data" / "flowers").rglob("*.jpg"))[:2500]:
-        (tmp_path / "many" / own.name).symlink_to(own)
-    measured = []
-    for i in range(3):
-        monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / f"cache-{i}"))
-        server = Server(tmp_path / "many")
-        try:
-            server.start()
-            with watched(browser) as page:
-                measured.append(first_and_rate(page, server.address))
-        finally:
-            server.kill()
-    print("first thumbnail (ms), frames a second:", "; ".join(f"{first:.0f}, {rate:.0f}" for first, rate in measured))
-    assert min(first for first, _ in measured) < 1000
-    assert max(rate for _, rate in measured) >= 30
-
-
-def first_and_rate(page: Page, address: str) -> tuple[float, float]:
-    """Milliseconds from opening a page to its first thumbnail, and frames a second while it is scrolled."""
-    page.goto(address)
-    page.wait_for_selector(".cell img.there")
-    assert "2,500 photographs" in page.locator(".data-head").inner_text()
-    ends = "performance.getEntriesByType('resource').filter((own) => own.name.includes('thumbnail'))"
-    first = page.evaluate(f"Math.min(...{ends}.map((own) => own.responseEnd))")
-    rate, top = page.evaluate(FRAMES)
-    assert top > 5000
-    return first, rate
+    first, second = (split_from_file(heap.parent / "runs" / name / "split.json") for name in ("garden-1", "garden-2"))
+    assert dict(zip(first.paths, first.splits, strict=True)) == dict(zip(second.paths, second.splits, strict=True))

@@ -95,7 +95,6 @@ def test_no_list_shows_a_figure_of_photographs_seen_before(client: TestClient, p
                 assert own["caveats"] == ["without 12 that the weights had seen; with them 0.9500"]
             card = card_of(place, "spoilt")
             assert "On 4 test photographs" in card and "- accuracy: 25.0 %" in card and "95.0 %" not in card
-            assert "without 12 that the weights had seen" in card
         paths = client.get("/api/results/runs/spoilt").json()["images"]["path"]
         file.write_text(json.dumps({**spoilt, "without_seen": rest, "seen": {**seen, "paths": paths[:3]}}))
         told = client.get("/api/results/runs/first/beside/spoilt").json()
@@ -103,8 +102,7 @@ def test_no_list_shows_a_figure_of_photographs_seen_before(client: TestClient, p
         file.write_text(json.dumps({**spoilt, "without_seen": None}))
         (own,) = (own for own in client.get("/api/results/runs").json()["runs"] if own["name"] == "spoilt")
         assert own["figures"]["accuracy"] is None and "had seen all 12 test images" in own["caveats"][0]
-        card = card_of(place, "spoilt")
-        assert "The accuracy is not known" in card and "- accuracy:" not in card
+        assert "- accuracy:" not in card_of(place, "spoilt")
     finally:
         shutil.rmtree(trained / "runs" / "spoilt")
 
@@ -113,15 +111,23 @@ def test_an_overwritten_photograph_is_not_shown_so(client: TestClient, place: Wo
     path = client.get("/api/results/runs/first").json()["images"]["path"][0]
     suspect, file = client.get("/api/results/runs/first/suspects").json(), trained / "photos" / path
     files = {file, trained / "photos" / suspect["suspects"][0]["path"]}
+    decision = {"version": suspect["version"], "numbers": [0], "what": "exclude"}
     with restored(*files):
         for own in files:
             own.write_bytes((trained / "photos" / "green" / "img9.png").read_bytes())
         for address in ("photographs/0", "suspects/0"):
             answer = client.get(f"/api/results/runs/first/{address}")
             assert (answer.status_code, answer.json()["code"]) == (400, "webapp.photograph-changed")
-        decision = {"version": suspect["version"], "numbers": [0], "what": "exclude"}
+        assert client.post("/api/results/runs/first/suspects", json=decision).status_code == 400
+        for own in files:
+            own.unlink()
         answer = client.post("/api/results/runs/first/suspects", json=decision)
-        assert answer.status_code == 400 and not said(place)
+        assert (answer.status_code, answer.json()["code"]) == (410, "webapp.photograph-missing")
+    rows = (doubts := place.runs / "first" / LABEL_ERRORS).read_text().splitlines(keepends=True)
+    doubts.write_text("".join([rows[0], *rows[2:]]))  # somebody took the first one out: the numbers mean others now
+    answer = client.post("/api/results/runs/first/suspects", json=decision)
+    assert (answer.status_code, answer.json()["code"]) == (400, "webapp.suspects-changed")
+    assert not place.labels.exists()
 
 
 def test_two_runs_are_compared_on_photographs_that_both_tested_on(client: TestClient, place: Workspace) -> None:
@@ -143,18 +149,11 @@ def test_the_views_get_what_the_report_has_and_photographs_by_number(client: Tes
     names, images = data["images"]["classes"], data["images"]
     columns = ([names[i] for i in images[column]] for column in ("true", "said"))
     assert list(zip(images["path"], *columns, strict=True)) == rows
-    assert "photographs" not in data
     for large in ("", "?large=true"):
         answer = client.get(f"/api/results/runs/first/photographs/0{large}")
         assert answer.status_code == 200 and answer.headers["content-type"] == "image/jpeg"
-    for number in (-1, len(rows)):
-        assert client.get(f"/api/results/runs/first/photographs/{number}").status_code == 400
-
-
-def test_no_other_folder_is_read(client: TestClient) -> None:
-    for name in ("nothing", "..", "%2e%2e", ".studio"):
-        for what in ("", "/suspects", "/report", "/photographs/0", "/beside/first"):
-            assert client.get(f"/api/results/runs/{name}{what}").status_code in (400, 404)
+    for address in (f"first/photographs/{len(rows)}", "first/photographs/-1", "%2e%2e", ".studio/report"):
+        assert client.get(f"/api/results/runs/{address}").status_code in (400, 404)
 
 
 def test_a_report_that_was_tampered_with_leads_to_no_other_file(client: TestClient, place: Workspace) -> None:
@@ -171,14 +170,14 @@ def test_a_report_that_was_tampered_with_leads_to_no_other_file(client: TestClie
 
 def test_labels_are_kept_changed_and_left_out_in_the_label_file(client: TestClient, place: Workspace) -> None:
     address = "/api/results/runs/first/suspects"
-    assert [own["state"] for own in client.get(address).json()["suspects"]] == ["open"] * 3
     told = client.get(address).json()
+    assert [own["state"] for own in told["suspects"]] == ["open"] * 3
     assert "about 1.5 of these 3" in told["chance"] and "stays in its split" in told["again"]
     file = place.runs / "first" / "evaluation.json"
     with restored(file):  # as a run that set nothing aside
         file.write_text(json.dumps({**json.loads(file.read_text()), "split": "cross-validated"}))
         assert "trained without it" in client.get(address).json()["again"]
-    version = client.get(address).json()["version"]
+    version = told["version"]
     client.post(address, json={"version": version, "numbers": [0], "what": "keep"})
     client.post(address, json={"version": version, "numbers": [1], "what": "relabel"})
     told = client.post(address, json={"version": version, "numbers": [2], "what": "exclude"}).json()
@@ -192,7 +191,6 @@ def test_labels_are_kept_changed_and_left_out_in_the_label_file(client: TestClie
     assert [own.proposed_by for own in edits] == ["", "first", "first", ""], "a class of one's own is not the model's"
     for wrong in ({"numbers": [3], "what": "keep"}, {"numbers": [0], "what": "relabel", "label": "a;b"}):
         assert client.post(address, json={"version": version, **wrong}).status_code == 400
-    assert client.post(address, json={"version": version, "numbers": [0], "what": "burn"}).status_code == 422
     assert len(labels_so_far(place.labels).edits) == 4
 
 
@@ -215,24 +213,9 @@ def test_a_label_is_corrected_where_its_prediction_is_shown(client: TestClient, 
     for number, body in (
         (len(images["path"]), {"version": version, "label": true}),
         (wrong, {"version": "earlier", "label": true}),
-        (wrong, {"version": version, "label": "a;b"}),
     ):
         answer = client.post(f"{address}/photographs/{number}/label", json=body)
         assert answer.status_code == 400 and len(labels_so_far(place.labels).edits) == 4
-    assert (
-        "<code>vitkit studio</code> with the folder of this run" in (place.runs / "first" / "report.html").read_text()
-    )
-
-
-def test_nothing_is_said_of_a_photograph_that_is_gone(client: TestClient, place: Workspace) -> None:
-    photograph = place.photographs / "red" / "img2.png"
-    address = "/api/results/runs/first/suspects"
-    version = client.get(address).json()["version"]
-    with restored(photograph):
-        photograph.unlink()
-        answer = client.post(address, json={"version": version, "numbers": [0, 1], "what": "relabel"})
-        assert (answer.status_code, answer.json()["code"]) == (410, "webapp.photograph-missing")
-        assert not place.labels.exists()
 
 
 @pytest.fixture
@@ -271,27 +254,10 @@ def test_the_figure_of_the_labels_of_before_stands_in_front(
         verdict = page.get_by_role("region", name="Verdict")
         assert f"{100 * value:.1f} %" in verdict.inner_text() and caveat in verdict.inner_text()
         assert verdict.evaluate("own => own.parentElement.firstElementChild === own"), "it is first"
-        page.get_by_label("Run", exact=True).select_option("first")
-        verdict.get_by_text("first, on").wait_for()
-        page.wait_for_selector("[data-view=embedding] canvas, [data-view=threshold] input")
-        assert caveat not in verdict.inner_text()
-        page.get_by_label("Run", exact=True).select_option("fixed")
-        page.wait_for_selector("[data-view=embedding] canvas, [data-view=threshold] input")
         assert page.get_by_text("now: ").count() > 0
-        assert is_within(page) and serious(page) == []
         page.goto(f"{address}/#train/fixed")
         page.locator("p.soft", has_text=caveat).wait_for()
         assert is_within(page)
-
-
-def test_a_list_of_doubts_that_changed_is_looked_at_anew(client: TestClient, place: Workspace) -> None:
-    address, file = "/api/results/runs/first/suspects", place.runs / "first" / LABEL_ERRORS
-    version = client.get(address).json()["version"]
-    rows = file.read_text().splitlines(keepends=True)
-    file.write_text("".join([rows[0], *rows[2:]]))  # somebody took the first one out: the numbers mean others now
-    answer = client.post(address, json={"version": version, "numbers": [0], "what": "exclude"})
-    assert (answer.status_code, answer.json()["code"]) == (400, "webapp.suspects-changed")
-    assert not place.labels.exists()
 
 
 def test_same_names_elsewhere_are_other_photographs(place: Workspace, tmp_path: Path) -> None:
@@ -302,22 +268,15 @@ def test_same_names_elsewhere_are_other_photographs(place: Workspace, tmp_path: 
     split.write_text(json.dumps(told | {"root": str(others), "contents": contents}))
     (split.parent / LABEL_ERRORS).unlink()
     address, labels = "/api/results/runs/first", tmp_path / "own.csv"
-    try:
-        with TestClient(create_app(place)) as client:
-            told = client.get(f"{address}/beside/third").json()
-            assert told["shared"] == 0 and min(told["listed"]) > 0
-        with TestClient(create_app(open_workspace(others, runs=place.runs, labels=labels))) as client:
-            assert client.get("/api/data/all").json()["doubts"] == {}, "those of a run of other photographs"
-            assert "other photographs" in client.get(f"{address}/suspects").json()["why_not"]
-            version = client.get(address).json()["version"]
-            for what, body in (
-                ("suspects", {"version": "", "numbers": [0], "what": "keep"}),
-                ("photographs/0/label", {"version": version, "label": "red"}),
-            ):
-                assert client.post(f"{address}/{what}", json=body).status_code == 400
-            assert not labels.exists()
-    finally:
-        shutil.rmtree(place.runs / "third")
+    told = TestClient(create_app(place)).get(f"{address}/beside/third").json()
+    shutil.rmtree(place.runs / "third")
+    assert told["shared"] == 0 and min(told["listed"]) > 0
+    client = TestClient(create_app(open_workspace(others, runs=place.runs, labels=labels)))
+    assert client.get("/api/data/all").json()["doubts"] == {}, "those of a run of other photographs"
+    assert "other photographs" in client.get(f"{address}/suspects").json()["why_not"]
+    body = {"version": client.get(address).json()["version"], "label": "red"}
+    assert client.post(f"{address}/photographs/0/label", json=body).status_code == 400
+    assert not labels.exists()
 
 
 def test_the_tab_shows_what_is_clicked_and_labels(place: Workspace, browser: Browser) -> None:
@@ -332,7 +291,6 @@ def test_the_tab_shows_what_is_clicked_and_labels(place: Workspace, browser: Bro
         assert shown.count() == int(cell.inner_text())
         shown.locator("img").evaluate_all("(images) => Promise.all(images.map((own) => own.decode()))")
         shown.first.click()
-        assert page.locator("dialog[open]").count() == 2
         enlarged = page.locator("dialog[open]").last
         buttons = enlarged.get_by_role("group", name="Your label").get_by_role("button")
         assert [own.strip() for own in buttons.all_inner_texts()] == ["1\nblue", "2\ngreen", "3\nred", "Leave out"]
@@ -345,25 +303,13 @@ def test_the_tab_shows_what_is_clicked_and_labels(place: Workspace, browser: Bro
         enlarged.get_by_role("button", name="Undo").click()
         enlarged.get_by_text("your label now: green").wait_for(state="detached")
         assert not said(place)
-        buttons.nth(2).click()
-        enlarged.get_by_text("your label now: red").wait_for()
-        page.keyboard.press("Control+z")
-        enlarged.get_by_text("your label now").wait_for(state="detached")
         page.keyboard.press("Escape")
         page.keyboard.press("Escape")
-        others = page.get_by_label("Compare with").locator("option").all_inner_texts()
-        assert "no other run" in others and not any(name.startswith("first:") for name in others)
         page.get_by_label("Compare with").select_option("second")
         page.get_by_text("Both were tested on the same 18 photographs").wait_for()
         page.locator(".suspects > li").nth(1).get_by_role("button", name="It is blue").click()
         page.locator(".suspects > li[data-state=relabelled]").wait_for()
         assert said(place) == {"red/img2.png": "blue"}
-        page.locator(".suspects > li").nth(1).get_by_role("button", name="Undo").click()
-        page.locator(".suspects > li[data-state=relabelled]").wait_for(state="detached")
-        assert not said(place)
-        page.locator(".suspects > li").nth(1).get_by_role("button", name="It is blue").click()
-        page.locator(".suspects > li[data-state=relabelled]").wait_for()
         page.get_by_role("button", name="Train again with these labels").click()
         page.wait_for_selector("#split")
         assert page.locator("#split").input_value() == "first"
-        assert page.locator("link[href$='views.css']").count() == 0

@@ -1,9 +1,7 @@
 """What the Train tab asks: trainings of what was offered, and of nothing else."""
 
 import json
-import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 import runs
-from vitkit.system import FILES
 from vitkit.training import Recipe, next_free
 from vitkit.webapp import Jobs, Workspace, command, create_app, open_workspace
 
@@ -49,9 +46,12 @@ def make_run(place: Workspace, name: str) -> Path:
 
 def test_what_is_asked_for_becomes_a_command(client: TestClient, place: Workspace) -> None:
     eyes = str(Path("eyes.pth").absolute())
-    make_run(place, "before")
+    before = make_run(place, "before")
     offers = [own["source"] for own in client.get("/api/train/offers").json()["offers"]]
     assert offers == [eyes]  # offline, and a run without a model is none to begin from
+    answer = client.post("/api/train/weights/files", params={"name": "own.pth"}, content=b"weights")
+    assert answer.status_code == 200 and (place.runs.parent / "weights" / "own.pth").read_bytes() == b"weights"
+    assert "own.pth" in {own["title"] for own in client.get("/api/train/offers").json()["offers"]}
     first = start(client, weights=eyes, method="lora", time="10m", split_from="before")
     assert first.json() == {"run": "my_photos_b-1", "notes": []}
     assert start(client).json()["run"] == "my_photos_b-2"
@@ -65,18 +65,12 @@ def test_what_is_asked_for_becomes_a_command(client: TestClient, place: Workspac
     assert first == [*own, *said, *out[0]]
     assert second == [*own, "--weights", "none", "--method", "scratch", *out[1]]
     assert third == [*own, "--labels", str(place.labels), "--weights", eyes, "--method", "probe", *out[2]]
-
-
-def test_a_run_that_tested_every_photograph_is_continued_in_the_same_way_or_not_at_all(
-    client: TestClient, place: Workspace
-) -> None:
-    folder = make_run(place, "before")
     figures = {"accuracy": 0.5, "images": 6, "split": "cross-validated", "intervals_95": {}}
-    (folder / "evaluation.json").write_text(json.dumps(figures))
-    for method, is_allowed in {"auto": True, "probe": True, "lora": False, "scratch": False}.items():
-        answer = start(client, weights=str(Path("eyes.pth").absolute()), method=method, split_from="before")
-        assert answer.status_code == (200 if is_allowed else 400)
-        assert is_allowed or answer.json()["code"] == "webapp.run-cross-tested"
+    (before / "evaluation.json").write_text(json.dumps(figures))  # it tested every photograph
+    for method, status in {"probe": 200, "lora": 400}.items():
+        answer = start(client, weights=eyes, method=method, split_from="before")
+        assert answer.status_code == status
+    assert answer.json()["code"] == "webapp.run-cross-tested"
 
 
 def test_a_new_model_of_a_named_data_set_follows_its_recipe(place: Workspace) -> None:
@@ -126,16 +120,13 @@ def test_trainings_that_are_asked_for_at_once_have_a_name_each(client: TestClien
 
 
 def test_nothing_else_can_be_named(client: TestClient, place: Workspace) -> None:
-    Path("secret.pth").mkdir()
     for asked in (
-        *({"weights": weights} for weights in ("/etc/passwd", "../eyes.pth", "secret.pth", "--help", ["none"])),
+        *({"weights": weights} for weights in ("/etc/passwd", "../eyes.pth", "--help", ["none"])),
         *({"split_from": run} for run in ("../../etc", "--force")),
-        *({"time": time} for time in ("1h; rm -rf /", "--force")),
-        {"method": "--force"},
+        *({"time": "1h; rm -rf /"}, {"method": "--force"}),
     ):
         answer = start(client, **asked)
         assert answer.status_code in (400, 422), asked
-        assert "\n" not in answer.json()["error"]
     assert Jobs(place.runs).all() == [] and list(place.runs.glob("my_photos*")) == []
 
 
@@ -159,36 +150,6 @@ def test_a_run_is_told_from_its_folder(client: TestClient, place: Workspace) -> 
     (folder / "evaluation.json").write_text('{"accu')
     (folder / "log.txt").write_bytes(b"\xff\xfe")
     assert client.get("/api/train/runs").status_code == client.get("/api/train/runs/one").status_code == 200
-
-
-def in_time(ask: Callable[[], Any]) -> Any:
-    """What it gives, unless it waits for a pipe that nobody writes to."""
-    given: list[Any] = []
-    thread = threading.Thread(target=lambda: given.append(ask()), daemon=True)
-    thread.start()
-    thread.join(60)
-    assert given, "it waits without end"
-    return given[0]
-
-
-def test_pipes_in_the_place_of_a_runs_files_keep_no_page_waiting(client: TestClient, place: Workspace) -> None:
-    folder = make_run(place, "one")
-    place.labels.parent.mkdir()
-    for name in (*FILES, ".lock", "pictures.npz", "model.json", "checkpoints/last.ckpt"):
-        if name != "recipe.toml":
-            (folder / name).parent.mkdir(exist_ok=True)
-            os.mkfifo(folder / name)
-    os.mkfifo(place.labels)
-    jobs = Jobs(place.runs)
-    jobs.add("two", ("train",), {})
-    os.mkfifo(jobs.log(jobs.all()[0]))
-    pages = ("train/runs", "train/runs/one", "train/runs/two", "train/offers", "results/runs", "results/runs/one")
-    pages += ("results/runs/one/suspects", "results/runs/one/beside/one", "results/runs/one/report", "data/all")
-    for page in (*pages, "ship/runs", "train/runs/one/samples"):
-        answer = in_time(lambda page=page: client.get(f"/api/{page}"))
-        assert answer.status_code in (200, 400, 404), (page, answer.text)
-    answer = in_time(lambda: start(client))
-    assert answer.status_code == 400 and "pipe or a device" in answer.json()["error"]
 
 
 def test_a_stopped_training_goes_on_by_the_command_for_it(client: TestClient, place: Workspace) -> None:
