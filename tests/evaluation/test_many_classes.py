@@ -28,7 +28,6 @@ from vitkit.evaluation import (
 )
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import _quantile
-from vitkit.reporting import plots
 from vitkit.system import empty_array
 
 TINY = np.finfo(np.float32).tiny
@@ -141,15 +140,6 @@ def test_figures_need_one_more_table_at_most(monkeypatch: pytest.MonkeyPatch) ->
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1.7 * own.probabilities.nbytes  # that at another temperature, or for other shares of the classes
-
-
-@pytest.mark.usefixtures("drawn_pictures")
-def test_ten_thousand_classes_are_one_outline_and_a_thousand_rows() -> None:
-    names = [f"class {i}" for i in range(10_000)]
-    axis = plots.class_counts({"train": dict.fromkeys(names, 3), "test": dict.fromkeys(names, 2)}, names).axes[0]
-    assert len(axis.patches) + len(axis.texts) + len(axis.collections) == 2
-    own = Evaluation("test", tuple(names), ("a",), np.array([9_999]), np.zeros((1, 10_000), np.float32))
-    assert own.confusion(plots.MAX_CELLS).shape == (1000, 1000)
 
 
 def test_a_large_table_is_a_file_without_a_name_or_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

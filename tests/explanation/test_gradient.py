@@ -105,21 +105,18 @@ def one_by_one(model: VisionTransformer, image: Any, target: int, square: int, s
     return sums / counts
 
 
-@pytest.mark.parametrize(
-    ("square", "stride", "fill"), [(1, 1, 0.0), (2, 1, 0.0), (3, 1, 0.0), (2, 2, -1.0), (1, 3, 0.5), (9, 1, 0.0)]
-)
+@pytest.mark.parametrize(("square", "stride", "fill"), [(2, 1, 0.0), (2, 2, -1.0), (1, 3, 0.5), (9, 1, 0.0)])
 def test_it_is_the_mean_drop_over_the_squares_that_cover_a_patch(square: int, stride: int, fill: float) -> None:
     model, batch, targets = build(), images(2), [4, 1]
     expected = np.stack([one_by_one(model, x, t, square, stride, fill) for x, t in zip(batch, targets, strict=True)])
     options: dict[str, Any] = {"square": square, "stride": stride, "fill": fill}
-    for batch_size in (1, 5, 64):
+    for batch_size in (1, 64):
         found = occlusion(model, batch, torch.tensor(targets), batch_size=batch_size, **options)
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("square", "stride"), list(product([1, 2, 3, 6], [1, 2, 3, 7])))
-def test_every_patch_is_covered(square: int, stride: int) -> None:
-    for grid in ((1, 1), (2, 5), (7, 3)):
+def test_every_patch_is_covered() -> None:
+    for square, stride, grid in product((1, 2, 3, 6), (1, 2, 3, 7), ((1, 1), (2, 5), (7, 3))):
         places = explanation.square_masks(grid, square, stride)
         assert places.any(dim=0).all()
         assert len(places.flatten(1).unique(dim=0)) == len(places), "no place twice"

@@ -30,10 +30,11 @@ PREFIXES: dict[int, dict[str, Any]] = {
     5: {"registers": 4},
 }
 RUNS = ("float32", "bfloat16", "compiled")
-# Any two choices meet in one of these, also of those by day.
+# Any two choices meet in one of these.
 SWEEP = [
-    pytest.param(name, size, prefix, RUNS[(i + 2 * j) % 3], marks=() if (i + j + k) % 4 == 0 else pytest.mark.accept)
+    (name, size, prefix, RUNS[(i + 2 * j) % 3])
     for (i, name), (j, size), (k, prefix) in product(enumerate(METHODS), enumerate(SIZES), enumerate(PREFIXES))
+    if (i + j + k) % 4 == 0
 ]
 
 
@@ -184,7 +185,7 @@ def by_loops(layers: list[Array], fusion: Any, discard: float, prefix: int) -> A
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_rollout_is_the_product_written_with_loops(fusion: Any, discard: float) -> None:
     several: dict[str, Any] = {"distill_token": True, "distill_head": True}  # followed from both tokens
-    cases: list[tuple[dict[str, Any], int]] = [({}, 1), ({"pool": "gap"}, 12), ({"registers": 3}, 1), (several, 2)]
+    cases: list[tuple[dict[str, Any], int]] = [({"pool": "gap"}, 12), ({"registers": 3}, 1), (several, 2)]
     for fields, first in (*cases, ({"conv_layers": (1,)}, 1)):
         model = build(**fields)
         prefix = model.config.prefix_tokens

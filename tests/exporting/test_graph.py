@@ -35,7 +35,7 @@ MORE: dict[str, dict[str, Any]] = {
 JOINED: dict[str, dict[str, Any]] = {
     "rotary, SwiGLU, inner norms, layer scale": {
         "rotary": "dinov3", "rotary_base": 100.0, "position": "none", "registers": 2, "qkv_bias": False,
-        "mlp_kind": "swiglu", "mlp_norm": True, "attention_norm": True, "layer_scale": 0.1, "layers": 2,
+        "mlp_kind": "swiglu", "mlp_norm": True, "attention_norm": True, "layer_scale": 0.1, "layers": 1,
     },
     "hybrid of timm, odd sides, convolutions, map of all tokens": {
         "stem": (1, 1), "stem_kind": "timm", "patch_size": 1, "image_size": (22, 25), "conv_layers": (0,),
@@ -43,11 +43,11 @@ JOINED: dict[str, dict[str, Any]] = {
     },
     "relative distilled post-norm mixtures": {
         "position": "relative", "position_at": "every_layer", "distill_token": True, "distill_head": True,
-        "projection": "conv", "mlp_kind": "conv", "norm": "post", "qk_scale": 0.5, "layers": 2,
+        "projection": "conv", "mlp_kind": "conv", "norm": "post", "qk_scale": 0.5, "layers": 1,
     },
-    "two layers of window bias": {**LOCAL["window bias"], "layers": 2},
+    "window bias": {**LOCAL["window bias"], "layers": 1},
 }  # fmt: skip
-DAY = {*JOINED, "rotary mixed", "aimv2", "res-post gap conv", "relative_mlp", "axial gap"}
+DAY = {*JOINED, "rotary mixed", "aimv2", "relative_mlp", "axial gap"}
 CASES = [
     pytest.param(form, *case.values, id=f"{form} {case.id}", marks=case.marks)
     for form, few in (("onnx", JOINED), ("openvino", DAY))
@@ -89,7 +89,6 @@ def test_a_runner_keeps_the_weights_of_its_model(backend: str) -> None:
     model = build()
     runner = BACKENDS[backend](model, "float32")
     answer = runner(images(2))
-    assert asked(runner, model, 2) < 1e-5
     randomise(model, seed=5)
     assert largest_difference(runner(images(2)), answer) == 0
 
@@ -168,10 +167,9 @@ def test_what_a_runtime_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatc
             ask()
 
 
-@pytest.mark.parametrize("package", ["openvino", "onnx", "onnxruntime"])
-def test_what_is_not_installed_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     openvino._core.cache_clear()
-    backend = openvino.from_model if package == "openvino" else onnx.from_model
-    with refused("inference.package-missing", "vitkit[export]"):
-        backend(build(), "float32")
+    for package, backend in (("openvino", "openvino"), ("onnxruntime", "onnx"), ("onnx", "onnx")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with refused("inference.package-missing", "vitkit[export]"):
+            BACKENDS[backend](build(), "float32")

@@ -5,7 +5,6 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from refusals import refused
 from tiny import VARIETY, build, images, largest_difference
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.errors import VitkitError
 from vitkit.exporting import Card, Pictures, export, load_exported, program
 from vitkit.exporting import card as seal
 from vitkit.exporting.formats import Storage
@@ -47,11 +45,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["predict model.pt2 photo.png", "eval model.pt2 .", "explain model.pt2 photo.png -o explained", "info model.pt2",
-     "embed model.pt2 photo.png -o features.npz", "serve model.pt2 --port 0", "bench model.pt2"],
-)  # fmt: skip
+@pytest.mark.parametrize("command", ["predict model.pt2 photo.png", "info model.pt2", "serve model.pt2 --port 0"])
 def test_programs_are_not_opened(command: str, place: Path, vitkit: Any) -> None:
     """PyTorch's reader would run what they contain."""
     photos.save(photos.noise(), place / "photo.png")
@@ -147,50 +141,39 @@ def test_an_openvino_model_with_others_is_refused(folder: Path, old: bytes, new:
         load_exported(place / "model.xml")
 
 
-@pytest.mark.parametrize(
-    ("damage", "file"),
-    [*product(["a block", "a bit"], ["model.onnx", "model.bin"]), ("another run's", "model.bin")],
-)
-def test_weights_that_are_not_the_files_own_are_noticed(folder: Path, damage: str, file: str, place: Path) -> None:
+@pytest.mark.parametrize(("file", "is_own"), [("model.onnx", True), ("model.bin", True), ("model.bin", False)])
+def test_weights_that_are_not_the_files_own_are_noticed(folder: Path, file: str, is_own: bool, place: Path) -> None:
     copied(folder, place, file)
     content = bytearray((place / file).read_bytes())
-    middle = len(content) // 2
-    if damage == "a block":
-        content[middle : middle + 4096] = bytes(4096)
-    elif damage == "a bit":
-        content[middle] ^= 1
-    else:
+    content[len(content) // 2] ^= 1
+    if not is_own:
         export(plain(seed=1), place / "other.xml", Pictures("noise", (photos.noise(21, 17, 0),)))
         content = bytearray((place / "other.bin").read_bytes())
     (place / file).write_bytes(content)
-    with pytest.raises(VitkitError) as caught:
+    with refused("exporting.file-damaged"):
         load_exported(place / ("model.xml" if file == "model.bin" else file))
-    assert caught.value.code == "exporting.file-damaged" or damage == "a block"
 
 
 CARDS = {
-    "a temperature below 0": ('"temperature": 1.5', '"temperature": -1.0'),
     "a temperature of 0": ('"temperature": 1.5', '"temperature": 0.0'),
     "no number": ('"temperature": 1.5', '"temperature": NaN'),
     "fewer names": ('"f", "g"', '"f"'),
-    "no names": ('["a", "b", "c", "d", "e", "f", "g"]', "[]"),
     "names that are none": ('"f", "g"', '"f", 3'),
 }
 
 
 @pytest.mark.parametrize(("old", "new"), CARDS.values(), ids=CARDS)
-@pytest.mark.parametrize("is_forged", [False, True], ids=["changed", "forged"])
-def test_a_card_that_was_changed_is_noticed(folder: Path, old: str, new: str, is_forged: bool, place: Path) -> None:
+def test_a_card_that_was_changed_is_noticed(folder: Path, old: str, new: str, place: Path) -> None:
     import onnx
 
     model = onnx.load(folder / "model.onnx")
     (entry,) = model.metadata_props
     assert old in entry.value
     entry.value = entry.value.replace(old, new)
-    content = model.SerializeToString()
-    if is_forged:  # a forger can compute the checksum, too
-        stated = re.search(r'"checksum": "([0-9a-f]{64})"', entry.value)
-        content = seal.with_checksum(content.replace(stated[1].encode(), seal.BLANK.encode()))
-    (place / "model.onnx").write_bytes(content)
-    with refused("exporting.file-damaged"):
-        load_exported(place / "model.onnx")
+    changed = model.SerializeToString()
+    stated = re.search(r'"checksum": "([0-9a-f]{64})"', entry.value)
+    forged = seal.with_checksum(changed.replace(stated[1].encode(), seal.BLANK.encode()))
+    for content in (changed, forged):  # a forger can compute the checksum, too
+        (place / "model.onnx").write_bytes(content)
+        with refused("exporting.file-damaged"):
+            load_exported(place / "model.onnx")

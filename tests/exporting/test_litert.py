@@ -108,18 +108,14 @@ def refusal(path: Path) -> str:
     return caught.value.code
 
 
-def test_another_file_is_refused(converted: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "model.tflite"
-    for content in (b"", b"no model", b"\0\0\0\0TFL3", b"\xff\xff\xff\xffTFL3 and more"):
-        path.write_bytes(content)
-        assert refusal(path) in ("exporting.file-foreign", "exporting.file-damaged"), content
-    path.write_bytes(converted)  # without classes
-    assert refusal(path) == "exporting.file-foreign"
-
-
-def test_a_damaged_file_never_reaches_the_runtime(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_never_reaches_the_runtime(
+    converted: bytes, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vitkit.exporting.litert_format.from_file", lambda *_: pytest.fail("it was opened"))
     content, chance = path.read_bytes(), random.Random(0)
+    for other in (b"", b"\xff\xff\xff\xffTFL3 and more", converted):  # without a card
+        path.write_bytes(other)
+        assert refusal(path) in ("exporting.file-foreign", "exporting.file-damaged"), other
     for _ in range(100):
         place = chance.randrange(len(content))
         path.write_bytes(content[:place])
@@ -154,9 +150,3 @@ def test_what_vitkit_does_not_write_is_refused(change: Callable[[Any], None], pa
     builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
     path.write_bytes(bytes(builder.Output()))
     assert refusal(path) == "exporting.file-foreign"
-
-
-def test_what_is_missing_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ai_edge_litert.schema_py_generated", None)
-    with refused("inference.package-missing"):
-        open_file(path, "auto")

@@ -20,7 +20,6 @@ from exporting.ready import exported, plain
 from vitkit.exporting import Exported, Pictures, export
 
 _IMAGES = 20  # several batches
-OTHERS = ((".onnx", "multi"), (".xml", "single"))
 _COMMAND = """
 import sys
 sys.modules["torch"] = None  # importing it is an error
@@ -43,10 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("suffix", "task"),
-    [(".onnx", "single"), (".xml", "multi"), *(pytest.param(*own, marks=pytest.mark.accept) for own in OTHERS)],
-)
+@pytest.mark.parametrize(("suffix", "task"), [(".onnx", "single"), (".xml", "multi")])
 def test_a_file_is_predicted_without_torch(suffix: str, task: str, place: Path) -> None:
     classifier, file = plain(), exported(suffix)
     if task == "multi":

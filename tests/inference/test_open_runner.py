@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,9 +14,9 @@ import torch
 
 import warm
 from refusals import refused
-from tiny import FEW, VARIETY, build, images, largest_difference, some
+from tiny import build, images, largest_difference
 from vitkit.errors import VitkitError
-from vitkit.inference import BACKENDS, PRECISIONS, Backend, KernelReplay, backend_names, open_runner, prepare, register
+from vitkit.inference import BACKENDS, Backend, KernelReplay, open_runner, register
 from vitkit.inference import backends as backend
 from vitkit.inference.backends import registry
 from vitkit.inference.backends import torch as own
@@ -45,21 +45,16 @@ def stands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_eager_answers_as_the_model_does(precision: str) -> None:
-    model = build()
+    """In float32 it is the model itself as it was."""
+    model, x = build(), images(3)
     runner = open_runner(model, "eager", precision)
     assert (runner.backend, runner.precision) == ("eager", precision)
-    found = runner(images(3))
-    assert (found.dtype, found.device.type, found.requires_grad) == (torch.float32, "cpu", False)
-    assert largest_difference(found, model(images(3)).detach()) <= {"float32": 1e-5, "bfloat16": 0.1}[precision]
-
-
-def test_eager_in_float32_is_the_model_itself_as_it_was() -> None:
-    model, x = build(), images(3)
-    runner = open_runner(model, "eager", "float32")
     with torch.inference_mode():
         expected = model(x)
         model.head.weight.zero_()
-    assert torch.equal(runner(x), expected)
+    found = runner(x)
+    assert (found.dtype, found.device.type, found.requires_grad) == (torch.float32, "cpu", False)
+    assert largest_difference(found, expected) <= {"float32": 0, "bfloat16": 0.1}[precision]
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -138,10 +133,10 @@ def test_the_compiled_double_answers_as_the_model_does_and_is_compiled_once(monk
     [
         (("tensorrt",), "inference.backend-unknown"),
         (("eager", "float8"), "inference.precision-unknown"),
-        *(((backend, "float16", None, "auto", "cpu"), "system.precision-unsupported")
-          for backend in ("auto", "eager", "openvino")),
+        (("auto", "float16", None, "auto", "cpu"), "system.precision-unsupported"),
+        (("openvino", "float16", None, "auto", "cpu"), "system.precision-unsupported"),
     ],
-)  # fmt: skip
+)
 def test_names_that_do_not_exist_and_float16_on_processors_are_refused(options: tuple[Any, ...], code: str) -> None:
     with refused(code):
         open_runner(build(), *options)
@@ -149,12 +144,7 @@ def test_names_that_do_not_exist_and_float16_on_processors_are_refused(options: 
 
 @pytest.mark.parametrize(
     ("capabilities", "expected"),
-    [
-        ({}, "float32"),
-        ({"avx512_bf16": True}, "bfloat16"),
-        ({"amx_bf16": True}, "bfloat16"),
-        ({"amx_bf16": False, "avx2": True}, "float32"),
-    ],
+    [({"avx512_bf16": True}, "bfloat16"), ({"amx_bf16": True}, "bfloat16"), ({"avx2": True}, "float32")],
 )
 def test_precision_follows_the_hardware(
     capabilities: dict[str, bool], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -183,12 +173,6 @@ def test_onnx_takes_float32_by_itself(stands: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(backend, "best_precision", lambda _: "bfloat16")
     assert open_runner(build(), "onnx").precision == "float32"
     assert open_runner(build(), "openvino").precision == "bfloat16"
-
-
-def test_the_command_line_offers_the_same_names() -> None:
-    from vitkit.verbs import options
-
-    assert (get_args(options.BackendName), get_args(options.PrecisionName)) == (backend_names(), PRECISIONS)
 
 
 def test_asking_few_images_loads_no_other_backend() -> None:
@@ -246,13 +230,3 @@ def test_a_model_whose_kernels_cannot_be_recorded_is_computed_as_usual(monkeypat
         for _ in range(2):
             assert torch.equal(replay(batch), model(batch))
     assert attempts == [1], "it is not tried again for every batch"
-
-
-@pytest.mark.parametrize("family", some(VARIETY, FEW))
-def test_float16_keeps_three_digits(family: str) -> None:
-    model = build(**VARIETY[family])
-    batch = images(3, config=model.config)
-    with torch.inference_mode():
-        expected, found = model(batch), prepare(model, torch.float16, pack=False, attend="batch")(batch)
-    assert found.dtype == torch.float32
-    assert largest_difference(found, expected) <= 5e-3 * max(1.0, expected.abs().max().item())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hearing import heard
 from refusals import refused
-from tiny import FEW, VARIETY, build, images, largest_difference
+from tiny import VARIETY, build, images, largest_difference
 from vitkit.inference import GAIN, PLANS, build_plan, can_pack, choose_plan, fastest_plan, open_runner
 from vitkit.inference.backends import torch as plan
 from vitkit.system import cache_folder
@@ -45,16 +45,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-SOME = ("gap", "distilled", "post-norm", "relative every_layer", "all mixtures post-norm")  # prepare is tested on all
+SOME = ("gap", "distilled", "relative every_layer", "all mixtures post-norm")  # prepare is tested on all
 
 
-@pytest.mark.parametrize(
-    ("way", "fields"),
-    [*(("plain", VARIETY[name]) for name in sorted(FEW)), *((way, VARIETY[name]) for way in WAYS[1:] for name in SOME)],
-    ids=str,
-)
-def test_every_plan_answers_as_the_model_does(way: str, fields: dict[str, Any]) -> None:
-    model = build(std=0.1, **fields)
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_plan_answers_as_the_model_does(way: str, name: str) -> None:
+    model = build(std=0.1, **VARIETY[name])
     with torch.inference_mode():
         expected, found = model(images(3)), build_plan(model, way)(images(3))
     assert found.dtype == torch.float32
@@ -119,16 +116,11 @@ def test_few_images_are_not_measured_for(measured: list[str]) -> None:
     assert open_runner(build(), "eager", "bfloat16", images=1).plan == "folded-fused"
 
 
-CONTENTS: dict[str, bytes | dict[str, Any]] = {
-    **{str(own): own for own in (b"", b"\xff\xfe", b"[]", b"{}", b'{"plan": "folded-fused"}', b'"plain"')},
-    "other": {"processor": "another", "plan": "packed-image"},
-    "unknown": {"plan": "quickest"},
-    "auto": {"plan": "auto"},
-    "a list": {"plan": ["plain"]},
-}
-
-
-@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe", b"[]", b'{"plan": "folded-fused"}', {"processor": "another"}, {"plan": "auto"}, {"plan": ["plain"]}],
+    ids=str,
+)
 def test_what_is_damaged_or_of_another_machine_is_measured_anew(content: Any, measured: list[str], cache: Path) -> None:
     choose_plan(build(), may_measure=True)
     (file,) = (cache / "plans").iterdir()
@@ -137,14 +129,7 @@ def test_what_is_damaged_or_of_another_machine_is_measured_anew(content: Any, me
     assert choose_plan(build(), may_measure=False) == "plain"
     assert choose_plan(build(), may_measure=True) == "folded-fused"
     assert len(measured) == 2 and json.loads(file.read_text()) == kept
-
-
-@pytest.mark.parametrize("name", ["processor", "capability", "ONEDNN_MAX_CPU_ISA", "cores", "torch", "batch"])
-def test_it_holds_for_one_machine_and_version(name: str, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    choose_plan(build(), may_measure=True)
-    facts = plan._measurement_key
-    monkeypatch.setattr(plan, "_measurement_key", lambda *given: facts(*given) | {name: "another"})
-    assert choose_plan(build(), may_measure=False) == "plain"
+    assert {"processor", "capability", "ONEDNN_MAX_CPU_ISA", "cores", "torch", "batch"} <= kept.keys()
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(measured: list[str], cache: Path) -> None:
