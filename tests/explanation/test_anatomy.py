@@ -1,5 +1,6 @@
 """The anatomy of a checkpoint equals what loops over plain numbers say."""
 
+import copy
 import math
 from itertools import product
 from typing import Any
@@ -216,31 +217,22 @@ def test_too_few_images_are_refused() -> None:
             function(build(), images(3)[:count])
 
 
-def test_the_model_is_left_as_it_was_and_dropout_does_not_count() -> None:
+def test_modes_compilation_and_bfloat16_do_not_matter_and_the_model_is_left_as_it_was() -> None:
     model, batch = build(dropout=0.5, attention_dropout=0.5), images(4)
-    before = [function(model, batch) for function in (anatomy.attention_distance, anatomy.layer_similarity)]
-    model.train()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    after = [function(model, batch) for function in (anatomy.attention_distance, anatomy.layer_similarity)]
-    assert model.training
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    for one, other in zip(before, after, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
-def test_a_compiled_model_and_one_in_bfloat16_have_the_same_anatomy() -> None:
-    model, batch = build(), images(4)
     functions: list[Any] = [anatomy.attention_distance, anatomy.attention_entropy, anatomy.layer_similarity]
     plain = [function(model, batch) for function in functions]
-    compiled = torch.compile(model, backend="eager")
+    model.train()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    compiled, half = torch.compile(model, backend="eager"), copy.deepcopy(model).bfloat16()
     for function, expected in zip(functions, plain, strict=True):
+        np.testing.assert_allclose(function(model, batch), expected, rtol=1e-5)
         np.testing.assert_allclose(function(compiled, batch), expected, rtol=1e-5)
-    np.testing.assert_array_equal(anatomy.position_similarity(compiled), anatomy.position_similarity(model))
-    np.testing.assert_array_equal(anatomy.filter_components(compiled), anatomy.filter_components(model))
-    half = model.bfloat16()
-    for function, expected in zip(functions, plain, strict=True):
         found = function(half, batch)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, rtol=0.1, atol=0.05)
+    for look in (anatomy.position_similarity, anatomy.filter_components):
+        np.testing.assert_array_equal(look(compiled), look(model))
     assert np.isfinite(anatomy.position_similarity(half)).all()
+    assert model.training
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())

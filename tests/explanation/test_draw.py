@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
 
-from explanation.written_out import FEW
 from photos import noise, smooth
 from refusals import refused
-from tiny import build, images, kinds
+from tiny import build, images
 from vitkit.explanation import draw, find_artefacts, mask_artefacts, token_norms
 from vitkit.explanation import model_analysis as model_figures
 
@@ -77,17 +76,6 @@ def test_a_higher_value_is_a_brighter_colour_and_a_negative_one_is_nothing() -> 
     assert draw.overlay(photograph, values, box) == draw.overlay(photograph, np.maximum(values, 0), box)
 
 
-def test_what_the_model_did_not_see_is_faded_and_framed_off() -> None:
-    photograph = Image.new("RGB", (90, 60), (0, 100, 0))
-    before = photograph.tobytes()
-    pixels = np.asarray(draw.overlay(photograph, random(2, 2), (15, 0, 75, 60)))
-    assert pixels.shape == (60, 90, 3) and photograph.tobytes() == before
-    assert (pixels[:, :15] == (153, 193, 153)).all() and (pixels[:, 75:] == (153, 193, 153)).all()
-    assert (pixels[:, 15] == 0).all() and (pixels[:, 74] == 0).all()
-    whole = np.asarray(draw.overlay(photograph, np.ones((2, 2), np.float32), (-5, 0, 95, 60)))
-    assert len(np.unique(whole.reshape(-1, 3), axis=0)) == 1, "all was seen: no frame"
-
-
 def test_a_photograph_is_made_smaller_or_enlarged_to_squares_with_its_box() -> None:
     photograph, box = draw.fit(smooth(400, 300), (50.0, -30.0, 350.0, 330.0), 100)
     assert photograph.size == (100, 75)
@@ -112,20 +100,11 @@ def test_any_name_can_be_drawn_and_a_map_without_differences() -> None:
     drawn(draw.head_sheet(random(1, 2, 3, 4), [0], all_at_once))
 
 
-@pytest.mark.parametrize(("count", "size"), [(1, (40, 30)), (6, (200, 20))])
-def test_methods_lie_side_by_side(count: int, size: tuple[int, int]) -> None:
-    maps = {f"method {i}": random(3, 4, seed=i) for i in range(count)}
-    figure = draw.side_by_side(smooth(*size), maps, (0, 0, *size), "title")
+def test_methods_lie_side_by_side_and_one_with_nothing_to_show_says_so() -> None:
+    maps = {"a": random(3, 4), "b": -random(3, 4), "c": np.full((3, 4), 0.5, np.float32), "d": random(3, 4, seed=1)}
+    figure = draw.side_by_side(smooth(200, 20), maps, (0, 0, 200, 20), "title")
     shown = [axis.get_title() for axis in figure.axes if axis.images]
-    assert shown == ["photograph", *maps]
-
-
-def test_a_map_with_nothing_to_show_says_so() -> None:
-    figure = draw.side_by_side(smooth(), {"a": random(3, 4), "b": -random(3, 4)}, (0, 0, 40, 30), "title")
-    assert [axis.get_title() for axis in figure.axes] == ["photograph", "a", "b: nowhere above 0"]
-    constant = np.full((3, 4), 0.5, dtype=np.float32)
-    figure = draw.side_by_side(smooth(), {"a": constant, "b": random(3, 4)}, (0, 0, 40, 30), "title")
-    assert [axis.get_title() for axis in figure.axes] == ["photograph", "a: the same everywhere", "b"]
+    assert shown == ["photograph", "a", "b: nowhere above 0", "c: the same everywhere", "d"]
 
 
 @pytest.mark.parametrize(("depth", "heads", "grid"), [(1, 1, (2, 3)), (12, 3, (14, 20))])
@@ -201,7 +180,7 @@ def test_heads_layers_and_lengths_can_be_drawn() -> None:
         drawn(model_figures.norms(random(6, 2, 20) * 40, prefix_tokens))
 
 
-@pytest.mark.parametrize("fields", kinds(few=FEW))
+@pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "gap"}], ids=str)
 def test_norms_are_those_of_the_last_layers_patches(fields: dict[str, Any]) -> None:
     model = build(**fields)
     with torch.no_grad():
@@ -235,22 +214,6 @@ def test_flagged_patches_have_the_mean_of_their_neighbours() -> None:
     torch.testing.assert_close(mask_artefacts(maps, flags), expected)
     by_head = torch.stack([maps, 2 * maps], dim=1)
     torch.testing.assert_close(mask_artefacts(by_head, flags), torch.stack([expected, 2 * expected], dim=1))
-
-
-@settings(max_examples=30)
-@given(flags=st.lists(st.booleans(), min_size=24, max_size=24))
-def test_nothing_but_flagged_patches_changes_and_no_value_is_new(flags: list[bool]) -> None:
-    maps = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    flagged = torch.tensor(flags).view(2, 3, 4)
-    before, found = maps.clone(), mask_artefacts(maps, flagged)
-    assert torch.equal(maps, before)
-    assert torch.equal(found[~flagged], maps[~flagged])
-    for image, flag, masked in zip(maps, flagged, found, strict=True):
-        if flag.all():
-            assert torch.equal(masked, image)
-        else:
-            assert image[~flag].min() - 1e-6 <= masked.min()
-            assert masked.max() <= image[~flag].max() + 1e-6
 
 
 def test_what_cannot_be_drawn_or_found_is_refused() -> None:

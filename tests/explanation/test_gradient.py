@@ -1,19 +1,17 @@
 """Relevance is what autograd finds through the whole written-out model, and it tells classes apart."""
 
-import weakref
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from explanation.written_out import FEW, written_out
 from refusals import refused
 from tiny import VARIETY, build, images, kinds
 from vitkit import explanation
-from vitkit.explanation import class_maps, gradient_attention, gradient_rollout, occlusion
+from vitkit.explanation import gradient_attention, gradient_rollout, occlusion
 from vitkit.explanation.attention import attention_layers
 from vitkit.model import VisionTransformer
 
@@ -37,24 +35,6 @@ def test_relevance_is_that_of_the_models_whole_graph(fields: dict[str, Any]) -> 
         found = gradient_attention(model, images(), TARGETS, layer)
         expected = (rows @ relevance)[:, prefix:].reshape(2, 3, 4)
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-4)
-
-
-def test_a_layer_is_forgotten_before_the_next_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[Any] = []
-
-    def watched(*arguments: Any) -> Tensor:
-        assert [reference() for reference in held] == [None] * len(held)
-        matrix = explanation.exact_matrix(*arguments)
-        held.append(weakref.ref(matrix))
-        return matrix
-
-    monkeypatch.setattr(class_maps, "exact_matrix", watched)
-    for fused in (True, False):
-        held.clear()
-        model = build(layers=6)
-        model.fused_attention = fused
-        gradient_rollout(model, images(), 0)
-        assert len(held) == 6
 
 
 def test_which_class_is_explained() -> None:

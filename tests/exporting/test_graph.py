@@ -24,10 +24,7 @@ BACKENDS = {"onnx": onnx.from_model, "openvino": openvino.from_model}
 # What tiny.VARIETY has not: hybrids, models without a head or with a single patch.
 MORE: dict[str, dict[str, Any]] = {
     "hybrid": {"stem": (1, 2), "patch_size": 1, "image_size": (16, 24)},
-    "hybrid of the root alone": {"stem": (), "patch_size": 2, "image_size": (16, 24)},
-    "no head": {"num_classes": 0},
     "no head, two tokens": {"num_classes": 0, "distill_token": True, "distill_head": True},
-    "one patch": {"pool": "gap", "image_size": (4, 4)},
     "one relative patch": {"pool": "gap", "image_size": (4, 4), "position": "relative", "position_at": "shared"},
     "one channel": {"in_channels": 1},
 }

@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import photos
 from exporting.ready import exported, plain
 from refusals import refused
-from tiny import VARIETY, build, images, largest_difference
-from vitkit.classifier import Classifier
-from vitkit.data import Preprocess
-from vitkit.exporting import Card, Pictures, export, load_exported, program
+from vitkit.exporting import Pictures, export, load_exported, program
 from vitkit.exporting import card as seal
-from vitkit.exporting.formats import Storage
 
 
 class Bomb:
@@ -61,17 +56,6 @@ def test_a_program_says_nothing_of_the_folders_it_was_made_in(folder: Path) -> N
     content = (folder / "model.pt2").read_bytes()
     assert str(Path(program.__file__).parent).encode() not in content
     assert b".py" not in content
-
-
-@pytest.mark.accept
-@pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY)
-def test_the_program_of_every_model_computes_its_logits(fields: dict[str, Any], tmp_path: Path) -> None:
-    model = build(**fields)
-    own = Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))
-    card = Card.from_classifier(own, "float32").to_json()
-    program.save(program.convert(model, Storage()), tmp_path / "model.pt2", card)
-    asked = images(2, config=model.config)
-    assert largest_difference(torch.export.load(tmp_path / "model.pt2").module()(asked), own.logits(asked)) < 1e-5
 
 
 def copied(folder: Path, place: Path, *others: str) -> None:
