@@ -22,6 +22,7 @@ from vitkit.evaluation import (
 )
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import _quantile
+from vitkit.reporting import plots
 from vitkit.system import empty_array
 
 TINY = np.finfo(np.float32).tiny
@@ -103,6 +104,13 @@ def test_rows_are_computed_alike_in_any_number_of_blocks(monkeypatch: pytest.Mon
     for module in ("calibration", "metrics"):
         monkeypatch.setattr(f"vitkit.evaluation.{module}._NUMBERS", 20)
         assert all_of_them() == whole
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+def test_ten_thousand_classes_are_one_outline() -> None:
+    names = [f"class {i}" for i in range(10_000)]
+    axis = plots.class_counts({"train": dict.fromkeys(names, 3), "test": dict.fromkeys(names, 2)}, names).axes[0]
+    assert len(axis.patches) + len(axis.texts) + len(axis.collections) == 2
 
 
 def test_a_large_table_is_a_file_without_a_name_or_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,15 +24,6 @@ class Bomb:
         return Path.touch, (Path("exploded"),)
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file of each format, which tests may read but not change."""
-    folder = tmp_path_factory.mktemp("exported")
-    for suffix in (".onnx", ".xml", ".pt2"):
-        shutil.copytree(exported(suffix).parent, folder, dirs_exist_ok=True)
-    return folder
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory, in which nothing may have exploded in the end."""
@@ -52,15 +43,10 @@ def test_programs_are_not_opened(command: str, place: Path, vitkit: Any) -> None
     assert not (place / "exploded").exists()
 
 
-def test_a_program_says_nothing_of_the_folders_it_was_made_in(folder: Path) -> None:
-    content = (folder / "model.pt2").read_bytes()
+def test_a_program_says_nothing_of_the_folders_it_was_made_in() -> None:
+    content = exported(".pt2").read_bytes()
     assert str(Path(program.__file__).parent).encode() not in content
     assert b".py" not in content
-
-
-def copied(folder: Path, place: Path, *others: str) -> None:
-    for name in ("model.xml", "model.bin", *others):
-        shutil.copy(folder / name, place)
 
 
 def external(model: Any) -> None:
@@ -89,10 +75,10 @@ ONNX_ATTACKS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("attack", ONNX_ATTACKS.values(), ids=ONNX_ATTACKS)
-def test_an_onnx_file_with_others_is_refused(folder: Path, attack: Callable[[Any], None], place: Path) -> None:
+def test_an_onnx_file_with_others_is_refused(attack: Callable[[Any], None], place: Path) -> None:
     import onnx
 
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(exported(".onnx"))
     attack(model)
     (place / "model.onnx").write_bytes(seal.with_checksum(model.SerializeToString()))
     with refused("exporting.file-foreign"):
@@ -114,9 +100,9 @@ XML_ATTACKS = {
 
 
 @pytest.mark.parametrize(("old", "new"), XML_ATTACKS.values(), ids=XML_ATTACKS)
-def test_an_openvino_model_with_others_is_refused(folder: Path, old: bytes, new: bytes, place: Path) -> None:
-    copied(folder, place)
-    content = (folder / "model.xml").read_bytes()
+def test_an_openvino_model_with_others_is_refused(old: bytes, new: bytes, place: Path) -> None:
+    shutil.copytree(exported(".xml").parent, place, dirs_exist_ok=True)
+    content = (place / "model.xml").read_bytes()
     assert old in content
     is_batch = old == b'shape="?,3,12,16"'
     content = content.replace(old, new) if is_batch else content.replace(old, new, 1)
@@ -126,8 +112,8 @@ def test_an_openvino_model_with_others_is_refused(folder: Path, old: bytes, new:
 
 
 @pytest.mark.parametrize(("file", "is_own"), [("model.onnx", True), ("model.bin", True), ("model.bin", False)])
-def test_weights_that_are_not_the_files_own_are_noticed(folder: Path, file: str, is_own: bool, place: Path) -> None:
-    copied(folder, place, file)
+def test_weights_that_are_not_the_files_own_are_noticed(file: str, is_own: bool, place: Path) -> None:
+    shutil.copytree(exported(".onnx" if file == "model.onnx" else ".xml").parent, place, dirs_exist_ok=True)
     content = bytearray((place / file).read_bytes())
     content[len(content) // 2] ^= 1
     if not is_own:
@@ -147,10 +133,10 @@ CARDS = {
 
 
 @pytest.mark.parametrize(("old", "new"), CARDS.values(), ids=CARDS)
-def test_a_card_that_was_changed_is_noticed(folder: Path, old: str, new: str, place: Path) -> None:
+def test_a_card_that_was_changed_is_noticed(old: str, new: str, place: Path) -> None:
     import onnx
 
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(exported(".onnx"))
     (entry,) = model.metadata_props
     assert old in entry.value
     entry.value = entry.value.replace(old, new)

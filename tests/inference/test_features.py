@@ -1,19 +1,19 @@
 """Logits and features in one pass: the same numbers as two passes give, by every backend."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from refusals import refused
-from tiny import build, kinds
+from tiny import VARIETY, build
 from vitkit.inference.backends import open_runner
 from vitkit.model import read_features, with_features
 
 
-@pytest.mark.parametrize("fields", kinds())
-def test_one_pass_gives_logits_and_features(fields: dict[str, Any]) -> None:
-    model = build(**fields).eval()
+@pytest.mark.parametrize(
+    "name", ["token", "token+gap", "distilled", "unit", "map of all tokens", "fc_norm", "res-post"]
+)
+def test_one_pass_gives_logits_and_features(name: str) -> None:
+    model = build(**VARIETY[name]).eval()
     images = torch.randn(3, model.config.in_channels, *model.config.image_size)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.inference_mode():
