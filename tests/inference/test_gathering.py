@@ -71,7 +71,7 @@ def rows(file: Path, form: RowFormat) -> list[Row]:
 FORMS = {
     f"{suffix[1:]} {columns.top} {columns.reject}": (f"rows{suffix}", FORMATS[suffix](columns))
     for suffix in FORMATS
-    for columns in (Columns(), Columns(2, 0.5))
+    for columns in (Columns(), Columns(3), Columns(1, 0.6), Columns(2, 0.5))
 }
 every_form = pytest.mark.parametrize(("name", "form"), FORMS.values(), ids=FORMS)
 
@@ -155,12 +155,15 @@ def test_what_is_missing_is_put_in_its_place(tmp_path: Path, name: str, form: Ro
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "whole"])
 
 
-def test_a_partial_file_goes_before_a_finished_one(tmp_path: Path) -> None:
-    form, out = FORMATS[".csv"](Columns()), tmp_path / "rows.csv"
-    write(out, form, predictions(NAMES[:2]))
-    partial_of(out).write_bytes(form.header.encode())
+def test_a_partial_file_goes_before_a_finished_one_and_its_rows_count_once(tmp_path: Path) -> None:
+    form, out, made = FORMATS[".csv"](Columns()), tmp_path / "rows.csv", predictions(NAMES)
+    write(out, form, made)
+    whole, first = out.read_bytes(), next(read_rows(out, form))[0]
+    partial_of(out).write_bytes(whole[: first.stop] + whole[first])
     stock = written_rows(out, form, NAMES)
-    assert (stock.file, stock.tally.images) == (partial_of(out), 0)
+    assert (stock.file, stock.tally.images) == (partial_of(out), 1)
+    write(out, form, made, stock)
+    assert out.read_bytes() == whole
 
 
 def test_a_block_that_fails_keeps_its_rows_and_the_finished_file(tmp_path: Path) -> None:

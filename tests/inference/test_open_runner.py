@@ -156,17 +156,6 @@ def test_onnx_takes_float32_by_itself(stands: None, monkeypatch: pytest.MonkeyPa
     assert open_runner(build(), "openvino").precision == "bfloat16"
 
 
-def test_asking_few_images_loads_no_other_backend() -> None:
-    code = (
-        "import sys; sys.path.insert(0, 'tests')\nfrom tiny import build\n"
-        "from vitkit.inference.backends import open_runner\n"
-        "open_runner(build(), images=1)\n"
-        "print([name for name in ('openvino', 'onnx', 'onnxruntime') if name in sys.modules])"
-    )
-    done = subprocess.run([warm.python(), "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 _AT_ONCE = """
 import os, sys, threading
 from vitkit.inference.backends.openvino import import_openvino
