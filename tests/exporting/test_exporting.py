@@ -19,7 +19,7 @@ import photos
 import runs
 from exporting.ready import exported, plain
 from refusals import refused
-from tiny import VARIETY, build, images, largest_difference
+from tiny import LOCAL, VARIETY, build, images, largest_difference
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
@@ -52,7 +52,7 @@ def asked(path: Path) -> Callable[[Tensor], Tensor]:
         ("model.onnx", {}, ("float16", "bfloat16")),
         ("model.xml", {**MIXTURES, "layers": 2}, ("float16",)),
         ("model.xml", VARIETY["distilled"], ("bfloat16",)),
-        ("model.pt2", {}, ("bfloat16",)),
+        ("model.pt2", {**LOCAL["window bias"], "layers": 1}, ("bfloat16",)),
         pytest.param("model.onnx", HYBRID, ("bfloat16",), marks=pytest.mark.accept),
         pytest.param("model.xml", HYBRID, ("float16", "bfloat16"), marks=pytest.mark.accept),
         pytest.param("model.pt2", {**MIXTURES, "layers": 2}, ("bfloat16",), marks=pytest.mark.accept),

@@ -166,6 +166,6 @@ def test_what_a_runtime_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     openvino._core.cache_clear()
     for package, backend in (("openvino", "openvino"), ("onnxruntime", "onnx"), ("onnx", "onnx")):
-        monkeypatch.setitem(sys.modules, package, None)
-        with refused("inference.package-missing", "vitkit[export]"):
+        with monkeypatch.context() as patch, refused("inference.package-missing", "vitkit[export]"):
+            patch.setitem(sys.modules, package, None)
             BACKENDS[backend](build(), "float32")

@@ -10,7 +10,6 @@ from torch import nn
 
 import vitkit
 from runs import shared_photos
-from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.exporting import Refused, choose_pictures, export, load_exported
@@ -85,11 +84,3 @@ def test_an_operation_that_files_may_not_contain_is_named(suffix: str, tmp_path:
         export(classifier, out, choose_pictures(classifier, shared_photos()))
     assert str(tmp_path) not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_model_that_cannot_tell_classes_apart_is_exported(tmp_path: Path) -> None:
-    model = build(layers=1)
-    nn.init.zeros_(model.head.weight)
-    nn.init.zeros_(model.head.bias)
-    classifier = Classifier(model, tuple("abcdefg"), Preprocess(size=(12, 16)))
-    export(classifier, tmp_path / "net.xml", choose_pictures(classifier, shared_photos()))

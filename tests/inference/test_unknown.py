@@ -89,6 +89,6 @@ def test_damaged_scores_are_refused() -> None:
     for changed in ({"known": arrays["known"][:0]}, {"known": arrays["known"] * np.nan}, {name: arrays[name][:, :0]}):
         with pytest.raises(ValueError, match=r"finite|shape"):
             from_arrays({**arrays, **changed}, about)
-    for damaged in (61, "three"):
+    for damaged in ({"neighbours": 0}, {"neighbours": 61}, "three"):
         with pytest.raises((TypeError, ValueError)):
             from_arrays(arrays, {**about, "nearest": damaged})
