@@ -125,6 +125,19 @@ def test_openvino_computes_in_bfloat16() -> None:
     assert 1e-5 < asked(runner, model, 4) < 5e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_are_rounded_to_the_nearest_number(dtype: torch.dtype) -> None:
+    """OpenVINO by itself cuts off half of the numbers that it should round up to bfloat16."""
+    model = build(layers=1)
+    runner = openvino.OpenVINORunner(graphs.to_openvino(model, dtype=dtype), "float32")
+    rounded = graphs.exportable_copy(model)
+    for tensor in (*rounded.parameters(), *rounded.buffers()):
+        if tensor.squeeze().ndim > 1:
+            tensor.data = tensor.to(dtype).float()
+    with torch.no_grad():
+        assert largest_difference(runner(images(4)), rounded(images(4))) < 1e-5
+
+
 def test_openvino_answers_in_several_threads_at_once() -> None:
     model, pictures = build(), images(40)
     with torch.inference_mode():
