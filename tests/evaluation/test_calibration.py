@@ -40,13 +40,7 @@ def test_images_that_are_all_right_or_all_wrong_leave_it_finite_and_in_range(n: 
     found = fit_temperature(softmax(6 * np.eye(3)[said], axis=1).astype(np.float32), labels)
     assert 0.05 <= found <= 20
     assert (found < 1) == is_right
-
-
-def test_few_images_that_are_all_right_do_not_make_it_certain() -> None:
-    found = fit_temperature(softmax(4 * np.eye(3)[[0, 1, 2]], axis=1).astype(np.float32), np.array([0, 1, 2]))
-    assert 0.5 < found < 1
-    rows = np.array([[1, 0], [1, 0], [0, 1]], np.float32)
-    assert 0.05 <= fit_temperature(rows, np.array([0, 1, 1])) <= 20
+    assert n > 1 or not is_right or found > 0.5, "one image does not make it certain"
 
 
 def test_bins_have_the_images_confidence_and_accuracy_of_a_loop() -> None:
@@ -73,14 +67,14 @@ def cost(logits: np.ndarray, labels: np.ndarray, shift: np.ndarray, temperature:
     """The log loss with its prior: log T is normal around 0 and the strength around 1, both with a deviation of 0.5."""
     z = logits / temperature + strength * shift
     if labels.ndim == 1:
-        loss = -sum(log_softmax(row)[label] for row, label in zip(z, labels, strict=True))
+        loss = -log_softmax(z, axis=1)[np.arange(len(z)), labels].sum()
     else:
         loss = -(labels * log_expit(z) + (1 - labels) * log_expit(-z)).sum()
     return float(loss + 2 * np.log(temperature) ** 2 + 2 * (strength - 1) ** 2)
 
 
 @pytest.mark.parametrize("is_multi", [False, True])
-@pytest.mark.parametrize("size", [12, 3000])  # with few images, the prior counts
+@pytest.mark.parametrize("size", [12, 2000])  # with few images, the prior counts
 def test_temperature_and_strength_of_a_shift_have_the_least_cost(size: int, is_multi: bool) -> None:
     rng, shift = np.random.default_rng(3), np.array([1.5, 0.0, -1.0])
     logits = 3 * rng.normal(size=(size, 3))
@@ -132,14 +126,8 @@ def test_chance_increases_the_error_by_more_than_said_in_one_of_forty_samples() 
     after = before**2 / (before**2 + (1 - before) ** 2)  # what the right temperature, here 1/2, makes of them
     limit = max_rise_by_chance(after, before)
     rises = []
-    for _ in range(4000):
+    for _ in range(2000):
         is_right = rng.random(80) < after
         rises.append(Reliability.of_confidence(after, is_right).ece - Reliability.of_confidence(before, is_right).ece)
     assert np.mean(np.array(rises) > limit) == pytest.approx(0.025, abs=0.02)
     assert -0.1 < limit < 0.1
-
-
-def test_confidence_that_is_as_it_should_be_has_no_error_and_certain_mistakes_have_all_of_it() -> None:
-    certain = np.eye(2, dtype=np.float32)[[0, 0, 1]]
-    assert Reliability.of(certain, np.array([0, 0, 1])).ece == 0
-    assert Reliability.of(certain, np.array([1, 1, 0])).ece == 1

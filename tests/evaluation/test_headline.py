@@ -26,7 +26,6 @@ from vitkit.evaluation import (
     cross_fitted,
     describe,
     headline_of,
-    max_rise_by_chance,
     value_of,
     verdict_of,
 )
@@ -36,7 +35,7 @@ from vitkit.reporting import write_report
 from vitkit.reporting.evaluation_report import headline
 from vitkit.system.files import write_json
 from vitkit.text.cells import interval_text
-from vitkit.text.verdict import Verdict, share_in_words
+from vitkit.text.verdict import share_in_words
 
 MAIN: dict[str, Any] = {"accuracy": 0.25, "images": 4, "intervals_95": {"accuracy": [0.1, 0.5]}, "split": "test"}
 
@@ -60,17 +59,14 @@ def test_images_that_the_weights_had_seen_do_not_count() -> None:
     assert (told.value, told.images, told.split) == (numbers["accuracy"], 5, "test")
     assert told.interval == tuple(numbers["intervals_95"]["accuracy"])
     assert numbers["headline"] == told.to_dict()
-    assert told.words == (
-        f"accuracy 0.2000 (95 %: {interval_text(told.interval)}) on 5 test images (without 7 that the weights "
-        "had seen; with them 0.6667; always answering 'b' gives 0.8000)"
-    )
+    for said in (f"0.2000 (95 %: {interval_text(told.interval)})", "without 7", "with them 0.6667", "'b' gives 0.8000"):
+        assert said in told.words
     assert counted_part(own, numbers).paths == own.paths[7:]
     assert sum(row["support"] for row in numbers["per_class"].values()) == 5
-    said = describe(numbers)
-    assert said is not None and "7 of 12 images had been seen" in said and "on 5 images, with them 0.6667" in said
+    assert "on 5 images, with them 0.6667" in (describe(numbers) or "")
 
 
-def test_where_all_were_seen_there_is_no_figure() -> None:
+def test_where_all_were_seen_there_is_no_figure_unless_it_is_of_training_images() -> None:
     own = evaluation("test", right=8, wrong=4)
     numbers = all_figures(own, dict.fromkeys(own.paths, "val"), {})
     assert numbers["accuracy"] is numbers["balanced_accuracy"] is numbers["loss"] is None
@@ -79,9 +75,6 @@ def test_where_all_were_seen_there_is_no_figure() -> None:
     assert (told.value, told.interval, told.images) == (None, None, 0)
     with refused("evaluation.images-seen", "all 12 test images", "0.6667"):
         value_of(told)
-
-
-def test_a_figure_of_training_images_is_of_all_and_says_so() -> None:
     own = evaluation("train", right=8, wrong=4)
     numbers = all_figures(own, dict.fromkeys(own.paths, "train"), {})
     assert (numbers["accuracy"], numbers["images"]) == (pytest.approx(8 / 12), 12)
@@ -94,7 +87,7 @@ def test_what_earlier_versions_wrote_is_read_without_what_was_seen() -> None:
     old = {"accuracy": 0.9, "images": 40, "split": "test", "intervals_95": {"accuracy": [0.7, 0.95]}, "seen": seen}
     told = headline_of({**old, "without_seen": MAIN})
     assert (told.value, told.interval, told.images) == (0.25, (0.1, 0.5), 4)
-    assert told.caveats[0].text == "without 36 that the weights had seen; with them 0.9000"
+    assert "without 36" in told.caveats[0].text
     assert headline_of({**old, "without_seen": None}).value is None
     for seen in (None, {"images": 0, "paths": []}):
         assert headline_of({**old, "seen": seen}).value == 0.9
@@ -120,17 +113,14 @@ def test_folds_have_their_mean_and_an_interval_within_0_and_1() -> None:
     assert told.interval == (0.8, 0.99) and told.caveats == ()
     final = headline_of({**numbers, "final": {"images": 12}})
     assert [caveat.kind for caveat in final.caveats] == ["of_folds"]
-    assert "the final model was trained on all 12 images" in final.words
-    assert final.to_dict()["caveats"][0]["text"] == final.caveats[0].text
+    assert "12 images" in final.words
 
 
-def test_the_accuracy_of_one_answer_is_that_over_all_folds() -> None:
+def test_the_accuracy_of_one_answer_is_that_over_all_folds_but_those_of_which_no_image_counts() -> None:
     folds = [all_figures(evaluation("test", right, wrong), {}, {}) for right, wrong in ((52, 48), (49, 51))]
-    told = headline_of({"accuracy": {"mean": 0.505, "interval_95": [0.45, 0.56]}, "folds": folds})
-    assert "always answering 'a' gives 0.5050" in told.words
     own = evaluation("test", 60, 40)
-    of_seen = all_figures(own, dict.fromkeys(own.paths, "train"), {})  # a fold of which no image counts
-    told = headline_of({"accuracy": {"mean": 0.505, "interval_95": [0.45, 0.56]}, "folds": [*folds, of_seen]})
+    folds.append(all_figures(own, dict.fromkeys(own.paths, "train"), {}))
+    told = headline_of({"accuracy": {"mean": 0.505, "interval_95": [0.45, 0.56]}, "folds": folds})
     assert "always answering 'a' gives 0.5050" in told.words
 
 
@@ -139,21 +129,20 @@ def test_what_weights_had_seen_without_a_record_is_unknown() -> None:
     for seen in (None, {}):
         numbers = all_figures(own, seen, {}, doubt=UNRECORDED)
         assert numbers["seen"] is None and kinds(numbers)[0] == "unrecorded"
-        assert "whether the weights had seen these images before is not recorded" in headline_of(numbers).words
     numbers = all_figures(own, {"0.png": "train"}, {}, doubt=UNRECORDED)
     assert numbers["seen"]["images"] == 1 and kinds(numbers)[:2] == ["seen", "unrecorded"]
     assert kinds(all_figures(own, {}, {})) == ["baseline"]
 
 
-@pytest.mark.parametrize(("right", "wrong"), [(75, 5), (95, 5), (50, 50), (60, 40)])
-def test_the_accuracy_of_one_answer_is_told_where_it_matters(right: int, wrong: int) -> None:
+def test_the_accuracy_of_one_answer_is_told_where_it_matters() -> None:
     """The model of `evaluation` always answers a; one that tells even classes apart needs no comparison."""
-    numbers = all_figures(evaluation("test", right, wrong), {}, {})
-    assert numbers["baseline"] == {"label": "a", "accuracy": right / (right + wrong)}
-    assert f"always answering 'a' gives {right / (right + wrong):.4f}" in headline_of(numbers).words
+    for right, wrong in ((95, 5), (50, 50)):
+        numbers = all_figures(evaluation("test", right, wrong), {}, {})
+        assert numbers["baseline"] == {"label": "a", "accuracy": right / 100}
+        assert f"always answering 'a' gives {right / 100:.4f}" in headline_of(numbers).words
     labels = np.arange(40) % 2
-    rows = np.eye(2, dtype=np.float32)[labels]
-    own = Evaluation("test", ("a", "b"), tuple(f"{i}.png" for i in range(40)), labels, rows)
+    paths = tuple(f"{i}.png" for i in range(40))
+    own = Evaluation("test", ("a", "b"), paths, labels, np.eye(2, dtype=np.float32)[labels])
     assert kinds(all_figures(own, {}, {})) == []
 
 
@@ -201,7 +190,7 @@ def test_what_chose_is_named(fields: dict[str, object], expected: tuple[str, ...
     assert chosen_on("test", fields, SINGLE_LABEL) == chosen_on("all", fields, MULTI_LABEL) == ()
 
 
-def random_labels(seed: int, images: int = 150, classes: int = 8) -> MultiEvaluation:
+def random_labels(seed: int, images: int = 150, classes: int = 4) -> MultiEvaluation:
     rng = np.random.default_rng(seed)
     labels = (rng.random((images, classes)) < 0.1).astype(np.int64)
     scores = rng.random((images, classes)).astype(np.float32)
@@ -213,10 +202,10 @@ def random_labels(seed: int, images: int = 150, classes: int = 8) -> MultiEvalua
 def test_cross_fitted_thresholds_report_chance_on_random_labels() -> None:
     reported, fitted, fresh = [], [], []
     for seed in range(20):
-        own = random_labels(seed, classes=4)
+        own = random_labels(seed)
         reported.append(own.macro_f1)
         fitted.append(cross_fitted(own)["macro_f1"])
-        fresh.append(replace(random_labels(seed + 100, classes=4), thresholds=own.thresholds).macro_f1)
+        fresh.append(replace(random_labels(seed + 100), thresholds=own.thresholds).macro_f1)
     error = float(np.std(np.subtract(fitted, fresh), ddof=1)) / 20**0.5
     assert np.mean(reported) - np.mean(fresh) > 4 * error
     assert np.mean(fitted) - np.mean(fresh) < 2.1 * error, "no more than fresh images give"
@@ -228,37 +217,25 @@ def test_json_and_page_say_what_was_chosen_on_the_images() -> None:
     assert next(iter(numbers)) == "accuracy"
     assert numbers["chosen_on"] == ["thresholds by F1"]
     assert numbers["cross_fitted"]["macro_f1"] < numbers["macro_f1"]
-    assert "validation, flattered by selection: chosen on these images: thresholds by F1" in headline(figures(own))[1]
+    assert "flattered by selection" in headline(figures(own))[1]
     single = Evaluation("test", ("a", "b"), ("1",), np.array([0]), np.array([[0.9, 0.1]], np.float32))
     assert figures(single)["chosen_on"] == []
 
 
-def test_a_rise_of_the_calibration_error_is_measured_against_chance() -> None:
-    logits = np.random.default_rng(0).normal(0, 2, (200, 3))
-    now, before, far = (softmax(logits / t, axis=1).max(axis=1) for t in (1.05, 1.0, 0.25))
-    assert 0 < max_rise_by_chance(now, before) < 0.05
-    assert max_rise_by_chance(now, far) < 0, "far from right, it cannot rise"
-
-
 def test_the_report_says_why_the_calibration_error_rose_and_only_then(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    logits = rng.normal(0, 2, (300, 3))
-    told = {}
+    logits, paths = rng.normal(0, 2, (300, 3)), tuple(map(str, range(300)))
+    labels = np.array([rng.choice(3, p=softmax(row)) for row in logits])  # right at temperature 1
     for temperature in (0.5, 1.0, 2.0):
-        probabilities = softmax(logits / temperature, axis=1)
-        labels = np.array([rng.choice(3, p=softmax(row)) for row in logits])  # right at temperature 1
-        paths = tuple(map(str, range(300)))
-        own = Evaluation(
-            "test", ("a", "b", "c"), paths, labels, probabilities.astype(np.float32), temperature=temperature
-        )
+        rows = softmax(logits / temperature, axis=1).astype(np.float32)
+        own = Evaluation("test", ("a", "b", "c"), paths, labels, rows, temperature=temperature)
+        rise = calibration_rise(own, figures(own))
+        assert (rise is None) == (temperature == 1)
+        assert rise is None or (rise.by > 0 and not rise.is_chance)
         plain: Any = {"title": "t", "facts": {}, "findings": [], "pictures": {}, "root": None}
         write_report(tmp_path / "page.html", evaluation=own, numbers=figures(own), **plain)
-        told[temperature] = calibration_rise(own, figures(own)), (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert told[1.0][0] is None and "increased the calibration error" not in told[1.0][1]
-    for temperature in (0.5, 2.0):
-        rise, page = told[temperature]
-        assert rise is not None and rise.by > 0 and not rise.is_chance
-        assert "to make the two agree, increased the calibration error" in page and "more than chance" in page
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert ("increased the calibration error" in page) == (rise is not None)
 
 
 @given(st.integers(1, 20_000).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
@@ -280,37 +257,29 @@ def test_a_share_in_words_is_never_larger_than_it_is(counts: tuple[int, int]) ->
 
 
 PAIRS = [{"true": "a", "predicted": "b", "count": 3}, {"true": "b", "predicted": "a", "count": 2}]
-RIGHT = "Right for 19 of every 20 photographs"
+SEEN: dict[str, Any] = {"seen": {"images": 300}, "without_seen": None, "with_seen": {"accuracy": 0.953}}
 
 
 @pytest.mark.parametrize(
-    ("more", "level", "sentence"),
+    ("more", "level", "told"),
     [
-        ({}, "good", RIGHT),
-        ({"confused": PAIRS}, "good", f"{RIGHT}; a and b are mixed up most often"),
-        ({"confused": [{**PAIRS[0], "count": 1}]}, "good", RIGHT),
-        ({"task": "multi"}, "good", "All classes right for 19 of every 20 photographs"),
-        ({"intervals_95": {"accuracy": [0.7, 0.97]}}, "warning", RIGHT),
-        ({"chosen_on": ["epoch"]}, "warning", RIGHT),
-        ({"split": "train"}, "problem", f"{RIGHT}, but it learned from these, so test it on others"),
-        ({"problems": ["two labels"]}, "problem", f"{RIGHT}, but the data have a problem to solve first"),
-        (
-            {"baseline": {"label": "a", "accuracy": 0.94}},
-            "problem",
-            f"{RIGHT}, which is not clearly better than always answering 'a'",
-        ),
-        (
-            {"seen": {"images": 300}, "without_seen": None, "with_seen": {"accuracy": 0.953}, "accuracy": None},
-            "problem",
-            "Test it on other photographs: the weights had seen all of these",
-        ),
+        ({}, "good", "19 of every 20"),
+        ({"confused": PAIRS}, "good", "a and b"),
+        ({"task": "multi"}, "good", "All classes right for 19 of every 20"),
+        ({"intervals_95": {"accuracy": [0.7, 0.97]}}, "warning", "19 of every 20"),
+        ({"chosen_on": ["epoch"]}, "warning", "19 of every 20"),
+        ({"split": "train"}, "problem", "it learned from these"),
+        ({"problems": ["two labels"]}, "problem", "a problem to solve"),
+        ({"baseline": {"label": "a", "accuracy": 0.94}}, "problem", "always answering 'a'"),
+        ({**SEEN, "accuracy": None}, "problem", "had seen all of these"),
     ],
 )
 def test_the_verdict_says_how_often_it_is_right_and_whether_to_rely_on_that(
-    more: dict[str, Any], level: str, sentence: str
+    more: dict[str, Any], level: str, told: str
 ) -> None:
     numbers = {"accuracy": 0.953, "images": 300, "split": "test", "intervals_95": {"accuracy": [0.92, 0.97]}, **more}
-    assert verdict_of(numbers) == Verdict(level, sentence)
+    verdict = verdict_of(numbers)
+    assert verdict.level == level and told in verdict.sentence
 
 
 def test_two_classes_are_named_if_they_account_for_many_mistakes_of_images_that_count() -> None:
@@ -318,4 +287,5 @@ def test_two_classes_are_named_if_they_account_for_many_mistakes_of_images_that_
     assert most_mixed_up(numbers) == (("a", "b"), 5, 14)
     assert most_mixed_up({**numbers, "accuracy": 0.9}) is None, "5 of 30 mistakes"
     assert most_mixed_up({**numbers, "confused": []}) is None
-    assert most_mixed_up({**numbers, "seen": {"images": 300}, "without_seen": None}) is None
+    assert most_mixed_up({**numbers, "confused": [{**PAIRS[0], "count": 1}]}) is None
+    assert most_mixed_up({**numbers, **SEEN}) is None

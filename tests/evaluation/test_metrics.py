@@ -81,34 +81,20 @@ def test_the_most_confused_classes_and_the_most_confident_mistakes_come_first() 
 
 
 def test_a_perfect_classifier_has_no_less_than_1_where_classes_are_absent() -> None:
-    own = evaluation(list(range(8)) * 2, np.eye(10)[list(range(8)) * 2])
-    assert (own.macro_f1, own.balanced_accuracy, own.accuracy) == (1.0, 1.0, 1.0)
-    numbers = figures(own)
-    assert numbers["roc_auc"] == numbers["average_precision"] == 1.0
+    numbers = figures(evaluation(list(range(8)) * 2, np.eye(10)[list(range(8)) * 2]))
+    assert [numbers[name] for name in ("macro_f1", "balanced_accuracy", "roc_auc", "average_precision")] == [1.0] * 4
     assert numbers["absent_classes"] == ["i", "j"]
     undefined = dict.fromkeys(("precision", "recall", "f1", "roc_auc", "average_precision"))
     assert numbers["per_class"]["j"] == undefined | {"support": 0}
+    assert math.isfinite(evaluation([1], [[1.0, 0.0]]).loss), "an impossible true class"
 
 
-def test_a_class_that_is_said_and_never_there_lowers_macro_f1_alone() -> None:
-    own = evaluation([0, 0, 1, 1], np.eye(4)[[0, 2, 1, 1]])
-    assert own.macro_f1 == pytest.approx((2 / 3 + 1 + 0) / 3), "of classes a, b and c"
-    assert own.balanced_accuracy == pytest.approx((1 / 2 + 1) / 2), "of classes a and b"
-    assert own.per_class()["c"] == {"precision": 0.0, "recall": None, "f1": 0.0, "support": 0}
-
-
-def test_an_impossible_true_class_costs_much_but_not_infinity() -> None:
-    assert math.isfinite(evaluation([1], [[1.0, 0.0]]).loss)
-
-
-def test_the_summary_begins_with_the_accuracy_and_is_json() -> None:
+def test_the_summary_is_json() -> None:
     summary = replace(HAND, unreadable={"x.png": "truncated"}).summary()
-    assert next(iter(summary)) == "accuracy"
     assert (summary["images"], summary["unreadable"], summary["split"]) == (6, 1, "test")
     assert "top5_accuracy" not in summary, "five of three classes are always right"
     assert json.loads(json.dumps(summary | {"per_class": HAND.per_class()}))["accuracy"] == 0.5
-    six = evaluation([0, 5], [[0.3, 0.2, 0.2, 0.2, 0.06, 0.04]] * 2)
-    assert six.summary()["top5_accuracy"] == 0.5
+    assert evaluation([0, 5], [[0.3, 0.2, 0.2, 0.2, 0.06, 0.04]] * 2).summary()["top5_accuracy"] == 0.5
 
 
 def classifier(*classes: str) -> Classifier:
@@ -193,7 +179,6 @@ def test_figures_are_json_with_accuracy_first_and_every_number_of_the_evaluation
     assert next(iter(numbers)) == "accuracy"
     assert {name: numbers[name] for name in own.summary()} == own.summary()
     assert numbers["temperature"] == 0.7
-    assert numbers["ece_before_temperature"] == pytest.approx(sample(80).ece, abs=1e-6)
     for name, (low, high) in numbers["intervals_95"].items():
         assert 0 <= low <= numbers[name] <= high, name
     areas = rank_areas(own)
@@ -201,10 +186,10 @@ def test_figures_are_json_with_accuracy_first_and_every_number_of_the_evaluation
         assert numbers["per_class"][name] == row | areas[name]
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("temperature", [0.3, 2.5])
 def test_the_error_before_the_temperature_is_that_of_the_probabilities_at_temperature_one(temperature: float) -> None:
     own = sample(200, temperature=temperature)
     plain = at_temperature(own, 1.0)
     assert own.reliability_untempered.ece == pytest.approx(plain.ece, abs=1e-6)
-    assert own.reliability_untempered.counts.tolist() == plain.reliability_untempered.counts.tolist()
     assert figures(own)["ece_before_temperature"] == own.reliability_untempered.ece
+    assert own.reliability_untempered.counts.tolist() == plain.reliability_untempered.counts.tolist()

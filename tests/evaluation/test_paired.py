@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from vitkit.evaluation import Evaluation, average_precisions, class_curves, gain, grouped
+from vitkit.evaluation import Evaluation, class_curves, gain, grouped
 
 
 def outcome(right: np.ndarray) -> Evaluation:
@@ -86,15 +86,3 @@ def test_areas_and_curves_are_scikit_learns(drawn: tuple[np.ndarray, np.ndarray]
         assert own.roc_auc == pytest.approx(reference.roc_auc_score(is_own, score), abs=1e-12)
         false, true, _ = reference.roc_curve(is_own, score, drop_intermediate=False)
         assert own.true_rates == pytest.approx(np.interp(GRID, false, true), abs=1e-7)
-
-
-@settings(max_examples=30)
-@given(scored(), st.integers(0, 2**32 - 1))
-def test_of_several_classes_an_image_each_column_stands_alone(drawn: tuple[np.ndarray, np.ndarray], seed: int) -> None:
-    _, scores = drawn
-    has = np.random.default_rng(seed).random(scores.shape) < 0.4
-    expected = [
-        reference.average_precision_score(own, s) if own.any() else np.nan
-        for own, s in zip(has.T, scores.T, strict=True)
-    ]
-    assert average_precisions(has, scores) == pytest.approx(expected, abs=1e-12, nan_ok=True)

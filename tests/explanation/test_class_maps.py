@@ -35,11 +35,7 @@ def images(size: int = 64) -> Tensor:
 
 @pytest.mark.parametrize(
     ("name", "layer", "targets"),
-    [
-        ("resnet18", "layer4", (None, 2)),
-        ("mobilenet_v3_small", "features", (2,)),
-        ("densenet121", "features", (2,)),  # which changes its map in place
-    ],
+    [("resnet18", "layer4", (None, 2)), ("densenet121", "features", (2,))],  # the second changes its map in place
 )
 def test_it_is_what_the_equations_say(name: str, layer: str, targets: tuple[int | None, ...]) -> None:
     """By torchvision's own network, hooks of torch and loops over numbers."""
@@ -85,8 +81,6 @@ def test_a_photograph_is_explained_in_both_ways(resnet: Classifier, tmp_path: Pa
     explained = resnet.explain(path, method="all")
     assert set(explained.maps) == {"gradient", "occlusion"}
     assert explained.maps["gradient"].shape == (2, 2)
-    explained.save(tmp_path / "page.html")
-    assert "Grad-CAM" in (tmp_path / "page.html").read_text()
 
 
 def test_occlusion_is_what_covering_does(resnet: Classifier) -> None:
@@ -98,15 +92,12 @@ def test_occlusion_is_what_covering_does(resnet: Classifier) -> None:
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("method", ["rollout", "raw", "heads", "gradient-attention"])
-def test_what_needs_attention_says_so(resnet: Classifier, method: str, tmp_path: Path) -> None:
-    with refused("explanation.model-kind", method, "torchvision:resnet18"):
-        resnet.explain(save(noise(), tmp_path / "photo.png"), method=method)
-
-
-def test_a_network_whose_last_parts_attend_has_no_map(resnet: Classifier, tmp_path: Path) -> None:
+def test_what_a_network_has_not_is_refused(resnet: Classifier, tmp_path: Path) -> None:
     classifier = classifier_of("timm:test_vit3", 160)
     path = save(noise(), tmp_path / "photo.png")
+    for method in ("rollout", "raw", "heads", "gradient-attention"):
+        with refused("explanation.model-kind", method, "torchvision:resnet18"):
+            resnet.explain(path, method=method)
     with refused("explanation.feature-map-missing"):
         classifier.explain(path)
     assert set(classifier.explain(path, method="all").maps) == {"occlusion"}

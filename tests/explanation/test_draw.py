@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
 
-from explanation.written_out import FEW
 from photos import noise, smooth
 from refusals import refused
-from tiny import build, images, kinds
+from tiny import build, images
 from vitkit.explanation import draw, find_artefacts, mask_artefacts, token_norms
 from vitkit.explanation import model_analysis as model_figures
 
@@ -77,25 +76,6 @@ def test_a_higher_value_is_a_brighter_colour_and_a_negative_one_is_nothing() -> 
     assert draw.overlay(photograph, values, box) == draw.overlay(photograph, np.maximum(values, 0), box)
 
 
-def test_what_the_model_did_not_see_is_faded_and_framed_off() -> None:
-    photograph = Image.new("RGB", (90, 60), (0, 100, 0))
-    before = photograph.tobytes()
-    pixels = np.asarray(draw.overlay(photograph, random(2, 2), (15, 0, 75, 60)))
-    assert pixels.shape == (60, 90, 3) and photograph.tobytes() == before
-    assert (pixels[:, :15] == (153, 193, 153)).all() and (pixels[:, 75:] == (153, 193, 153)).all()
-    assert (pixels[:, 15] == 0).all() and (pixels[:, 74] == 0).all()
-    whole = np.asarray(draw.overlay(photograph, np.ones((2, 2), np.float32), (-5, 0, 95, 60)))
-    assert len(np.unique(whole.reshape(-1, 3), axis=0)) == 1, "all was seen: no frame"
-
-
-def test_a_map_without_differences_can_be_drawn() -> None:
-    for value in (0.0, 3.5, -1.0):
-        values = np.full((3, 4), value, dtype=np.float32)
-        draw.overlay(smooth(40, 30), values, (0, 0, 40, 30))
-        figure = draw.heatmap(values, "flat", "value")
-    drawn(figure)
-
-
 def test_a_photograph_is_made_smaller_or_enlarged_to_squares_with_its_box() -> None:
     photograph, box = draw.fit(smooth(400, 300), (50.0, -30.0, 350.0, 330.0), 100)
     assert photograph.size == (100, 75)
@@ -110,32 +90,24 @@ def test_a_photograph_is_made_smaller_or_enlarged_to_squares_with_its_box() -> N
     assert draw.fit(digit, (0, 1, 8, 4), 20)[0].size == (16, 10)
 
 
-def test_any_name_can_be_drawn() -> None:
+def test_any_name_can_be_drawn_and_a_map_without_differences() -> None:
     all_at_once = " ".join(STRANGE)
-    drawn(draw.heatmap(random(3, 4), all_at_once, "value"))
+    for value in (0.0, 3.5, -1.0):
+        values = np.full((3, 4), value, dtype=np.float32)
+        draw.overlay(smooth(40, 30), values, (0, 0, 40, 30))
+    drawn(draw.heatmap(values, all_at_once, "value"))
     drawn(draw.side_by_side(smooth(), {title: random(3, 4) for title in STRANGE}, (0, 0, 40, 30), all_at_once))
     drawn(draw.head_sheet(random(1, 2, 3, 4), [0], all_at_once))
 
 
-@pytest.mark.parametrize(("count", "size"), [(1, (40, 30)), (3, (20, 200)), (4, (200, 20)), (6, (40, 30))])
-def test_methods_lie_side_by_side(count: int, size: tuple[int, int]) -> None:
-    maps = {f"method {i}": random(3, 4, seed=i) for i in range(count)}
-    figure = draw.side_by_side(smooth(*size), maps, (0, 0, *size), "title")
+def test_methods_lie_side_by_side_and_one_with_nothing_to_show_says_so() -> None:
+    maps = {"a": random(3, 4), "b": -random(3, 4), "c": np.full((3, 4), 0.5, np.float32), "d": random(3, 4, seed=1)}
+    figure = draw.side_by_side(smooth(200, 20), maps, (0, 0, 200, 20), "title")
     shown = [axis.get_title() for axis in figure.axes if axis.images]
-    assert shown == ["photograph", *maps]
-    if count == 3:
-        drawn(figure)
+    assert shown == ["photograph", "a", "b: nowhere above 0", "c: the same everywhere", "d"]
 
 
-def test_a_map_with_nothing_to_show_says_so() -> None:
-    figure = draw.side_by_side(smooth(), {"a": random(3, 4), "b": -random(3, 4)}, (0, 0, 40, 30), "title")
-    assert [axis.get_title() for axis in figure.axes] == ["photograph", "a", "b: nowhere above 0"]
-    constant = np.full((3, 4), 0.5, dtype=np.float32)
-    figure = draw.side_by_side(smooth(), {"a": constant, "b": random(3, 4)}, (0, 0, 40, 30), "title")
-    assert [axis.get_title() for axis in figure.axes] == ["photograph", "a: the same everywhere", "b"]
-
-
-@pytest.mark.parametrize(("depth", "heads", "grid"), [(1, 1, (2, 3)), (12, 3, (14, 14)), (24, 16, (14, 20))])
+@pytest.mark.parametrize(("depth", "heads", "grid"), [(1, 1, (2, 3)), (12, 3, (14, 20))])
 def test_every_head_of_every_layer_has_its_cell(depth: int, heads: int, grid: tuple[int, int]) -> None:
     maps = random(depth, heads, *grid)
     figure = draw.head_sheet(maps, range(depth), "heads")
@@ -146,8 +118,7 @@ def test_every_head_of_every_layer_has_its_cell(depth: int, heads: int, grid: tu
             cell = sheet[layer * (h + 1) : layer * (h + 1) + h, head * (w + 1) : head * (w + 1) + w]
             values = maps[layer, head]
             np.testing.assert_allclose(cell, (values - values.min()) / np.ptp(values), atol=1e-6)
-    if depth < 24:
-        drawn(figure)
+    drawn(figure)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP"])
@@ -176,7 +147,7 @@ def test_each_head_is_drawn_on_the_photograph(heads: int) -> None:
         assert any(np.array_equal(pixels[y : y + cell.height, x : x + cell.width], wanted) for y, x in first)
 
 
-@pytest.mark.parametrize(("count", "channels"), [(1, 3), (5, 1), (28, 3)])
+@pytest.mark.parametrize(("count", "channels"), [(1, 3), (5, 1)])
 def test_filters_are_stretched_from_black_to_white(count: int, channels: int) -> None:
     figure = model_figures.filters(random(count, 4, 6, channels) * 5 - 2)
     shown = [np.asarray(axis.images[0].get_array()) for axis in figure.axes if axis.images]
@@ -184,14 +155,6 @@ def test_filters_are_stretched_from_black_to_white(count: int, channels: int) ->
     for picture in shown:
         assert picture.shape == (4, 6, 3)
         assert (picture.min(), picture.max()) == (0, 1)
-    if count < 28:
-        drawn(figure)
-
-
-@pytest.mark.parametrize("grid", [(1, 1), (37, 30)])
-def test_positions_can_be_drawn_for_any_grid(grid: tuple[int, int]) -> None:
-    axis = (figure := model_figures.position_grid(random(*grid, *grid) * 2 - 1)).axes[0]
-    assert len(axis.get_yticks()) <= 14 and len(axis.get_xticks()) <= 14
     drawn(figure)
 
 
@@ -202,6 +165,9 @@ def test_each_positions_similarity_lies_where_the_patch_is() -> None:
         for column in range(5):
             cell = sheet[row * 4 : row * 4 + 3, column * 6 : column * 6 + 5]
             np.testing.assert_allclose(cell, similarity[row, column])
+    axis = (figure := model_figures.position_grid(random(37, 30, 37, 30) * 2 - 1)).axes[0]
+    assert len(axis.get_yticks()) <= 14 and len(axis.get_xticks()) <= 14
+    drawn(figure)
 
 
 def test_heads_layers_and_lengths_can_be_drawn() -> None:
@@ -211,11 +177,10 @@ def test_heads_layers_and_lengths_can_be_drawn() -> None:
     model_figures.by_head(random(1, 16), "Attention distance", "pixels")
     drawn(model_figures.layer_grid(random(6, 6) - 0.1))
     for prefix_tokens in (0, 5):
-        model_figures.norms(random(6, 2, 20) * 40, prefix_tokens)
-    drawn(model_figures.norms(random(6, 2, 20) * 40, 1))
+        drawn(model_figures.norms(random(6, 2, 20) * 40, prefix_tokens))
 
 
-@pytest.mark.parametrize("fields", kinds(few=FEW))
+@pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "gap"}], ids=str)
 def test_norms_are_those_of_the_last_layers_patches(fields: dict[str, Any]) -> None:
     model = build(**fields)
     with torch.no_grad():
@@ -249,22 +214,6 @@ def test_flagged_patches_have_the_mean_of_their_neighbours() -> None:
     torch.testing.assert_close(mask_artefacts(maps, flags), expected)
     by_head = torch.stack([maps, 2 * maps], dim=1)
     torch.testing.assert_close(mask_artefacts(by_head, flags), torch.stack([expected, 2 * expected], dim=1))
-
-
-@settings(max_examples=30)
-@given(flags=st.lists(st.booleans(), min_size=24, max_size=24))
-def test_nothing_but_flagged_patches_changes_and_no_value_is_new(flags: list[bool]) -> None:
-    maps = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    flagged = torch.tensor(flags).view(2, 3, 4)
-    before, found = maps.clone(), mask_artefacts(maps, flagged)
-    assert torch.equal(maps, before)
-    assert torch.equal(found[~flagged], maps[~flagged])
-    for image, flag, masked in zip(maps, flagged, found, strict=True):
-        if flag.all():
-            assert torch.equal(masked, image)
-        else:
-            assert image[~flag].min() - 1e-6 <= masked.min()
-            assert masked.max() <= image[~flag].max() + 1e-6
 
 
 def test_what_cannot_be_drawn_or_found_is_refused() -> None:

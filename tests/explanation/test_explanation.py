@@ -18,8 +18,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.data.decode import UnreadableImageError, decode
-from vitkit.explanation import METHODS, explain_classes, find_class, interpolate_map, worst_mistakes_page
-from vitkit.model import VisionTransformer
+from vitkit.explanation import METHODS, explain_classes, find_class, worst_mistakes_page
 
 CLASSES = ("rose", "tulip", "3", "daisy & <b>", "été", "top", "oak")
 MAPS = [name for name in METHODS if name != "heads"]
@@ -68,15 +67,6 @@ def test_the_box_is_where_each_pixel_of_the_input_comes_from(
     np.testing.assert_allclose(read[..., :2][is_inside], came_from, rtol=0, atol=0.75)
 
 
-def test_a_strip_so_long_that_it_is_cut_before_it_is_resized_has_the_same_box() -> None:
-    preprocess = Preprocess(size=(32, 32), mean=(0.0,) * 3)
-    width, height = 60_000, 1
-    left, top, right, bottom = preprocess.box(width, height)
-    assert (left + right) / 2 == pytest.approx(width / 2, abs=1)
-    assert right - left == pytest.approx(32 / 36, rel=0.03)
-    assert 0 < top < bottom < 1
-
-
 def watch(asked: Classifier, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The images (B, C, height, width) that the model is asked about from now on."""
     seen: list[torch.Tensor] = []
@@ -85,9 +75,7 @@ def watch(asked: Classifier, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tens
     return seen
 
 
-@pytest.mark.parametrize(
-    ("orientation", "size"), [(None, (60, 40)), (3, (400, 300)), (6, (60, 40)), (8, (400, 300)), (6, (400, 300))]
-)
+@pytest.mark.parametrize(("orientation", "size"), [(None, (60, 40)), (3, (400, 300)), (6, (400, 300))])
 def test_the_pixels_are_those_of_a_prediction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orientation: int | None, size: tuple[int, int]
 ) -> None:
@@ -132,16 +120,13 @@ def test_a_picture_in_memory_is_read_as_a_file_of_it_would_be(monkeypatch: pytes
 
 
 def test_transparency_lands_on_white_in_memory_too(tmp_path: Path) -> None:
-    picture = smooth(40, 30).convert("RGBA")
-    expected = Image.new("RGB", (40, 30), "white")
-    expected.paste(picture.crop((0, 0, 40, 9)).convert("RGB"))
-    picture.putalpha(Image.new("L", (40, 30)))
-    picture.paste(expected.crop((0, 0, 40, 9)).convert("RGBA"))
-    assert same(classifier().explain(picture, "raw").photograph, expected)
+    clear = smooth(40, 30).convert("RGBA")
+    clear.putalpha(Image.linear_gradient("L").resize(clear.size))
     palette = smooth(40, 30).quantize(8)
     palette.info["transparency"] = 0
-    path = save(palette, tmp_path / "p.png", transparency=0)
-    assert same(classifier().explain(palette, "raw").photograph, decode(path))
+    for picture, options in ((clear, {}), (palette, {"transparency": 0})):
+        path = save(picture, tmp_path / "p.png", **options)
+        assert same(classifier().explain(picture, "raw").photograph, decode(path))
 
 
 def test_maps_are_the_methods_own_on_the_models_grid(photograph: Path) -> None:
@@ -197,68 +182,25 @@ def test_a_class_is_named_or_numbered() -> None:
             find_class(CLASSES, target, probabilities)
 
 
-@pytest.mark.parametrize(
-    ("method", "layer", "code"),
-    [
-        ("lime", None, "explanation.method-missing"),
-        *((method, 0, "explanation.layer-unused") for method in ("rollout", "occlusion")),
-        *((method, 3, "model.layer-missing") for method in ("raw", "heads", "gradient-attention")),
-        ("raw", -4, "model.layer-missing"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(photograph: Path, method: str, layer: int | None, code: str) -> None:
-    with refused(code):
-        classifier().explain(photograph, method, layer=layer)
-
-
 def test_what_cannot_be_explained_or_drawn_is_refused(photograph: Path, tmp_path: Path) -> None:
     headless = Classifier(build(num_classes=0), (), Preprocess(size=(12, 16)))
-    found, unsuited = classifier().explain(photograph, "raw"), "explanation.method-unsuited"
+    asked, page = classifier(), tmp_path / "mistakes.html"
+    found = asked.explain(photograph, "raw")
     for ask, code in (
+        (lambda: asked.explain(photograph, "lime"), "explanation.method-missing"),
+        (lambda: asked.explain(photograph, "rollout", layer=0), "explanation.layer-unused"),
+        (lambda: asked.explain(photograph, "heads", layer=3), "model.layer-missing"),
         (lambda: headless.explain(photograph), "explanation.head-missing"),
         (lambda: found.save(tmp_path / "out.jpg"), "text.suffix-wrong"),
         (lambda: found.save(tmp_path / "out.webp"), "explanation.layers-missing"),
         (lambda: found.overlay("rollout"), "explanation.map-missing"),
-        *(
-            (lambda method=method: worst_mistakes_page(classifier(), [], tmp_path / "mistakes.html", method), unsuited)
-            for method in ("rollout", "nothing")
-        ),
+        (lambda: worst_mistakes_page(asked, [], page, "rollout"), "explanation.method-unsuited"),
     ):
         with refused(code):
             ask()
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     with pytest.raises(UnreadableImageError, match="not an image"):
-        classifier().explain(tmp_path / "broken.jpg")
-
-
-def reddish() -> Classifier:
-    """A model that averages its 8x8 patches; its class `rose` is how much redder than green they are."""
-    fields = {"image_size": (64, 64), "patch_size": (8, 8), "norm_eps": 1e4}  # so large that the norm keeps proportions
-    model = VisionTransformer(build(pool="gap", position="none", layers=1).config.replace(**fields))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" not in name:
-                parameter.zero_()
-        model.patch_embed.proj.weight[0, 0] = model.patch_embed.proj.weight[1, 1] = 1 / 64
-        model.head.weight[0, :2] = torch.tensor([1e4, -1e4])
-    return Classifier(model, CLASSES, Preprocess(size=(64, 64)))
-
-
-@pytest.mark.parametrize(("shape", "patch"), [((96, 64), (3, 4)), ((130, 250), (7, 0)), ((130, 250), (4, 3))])
-def test_what_makes_a_class_is_bright(tmp_path: Path, shape: tuple[int, int], patch: tuple[int, int]) -> None:
-    asked = reddish()
-    picture = Image.new("RGB", shape, (127, 127, 127))
-    left, top, right, _ = asked.preprocess.box(*shape)
-    step = (right - left) / 8
-    x, y = left + patch[1] * step, top + patch[0] * step
-    picture.paste((220, 30, 30), (round(x), round(y), round(x + step), round(y + step)))
-    found = asked.explain(save(picture, tmp_path / "a.png"), "occlusion", "rose")
-    values = found.maps["occlusion"]
-    assert np.unravel_index(values.argmax(), values.shape) == patch
-    laid, seen = interpolate_map(np.maximum(values, 0), found.box, shape)
-    row, column = np.unravel_index((laid * seen).argmax(), laid.shape)
-    assert abs(column + 0.5 - (x + step / 2)) <= step
-    assert abs(row + 0.5 - (y + step / 2)) <= step
+        asked.explain(tmp_path / "broken.jpg")
 
 
 def names(folder: Path) -> set[str]:
@@ -284,34 +226,23 @@ def test_a_folder_gets_everything(tmp_path: Path, photograph: Path) -> None:
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert escape(found.target) in page
     assert not re.search(r'(src|href)="(?!data:|#)', page), "self-contained"
-    assert page.index('alt="photograph"') < page.index(">Methods</h2>")
     for method in (*MAPS, "heads"):
         assert page.count(f'href="#{method}"') == page.count(f'<h2 id="{method}">') == 1
 
 
 def test_one_method_gets_no_comparison_and_no_heads(tmp_path: Path, photograph: Path) -> None:
-    asked = classifier(layers=2)
+    asked, rest = classifier(layers=2), {"maps.npz", "index.html"}
     asked.explain(photograph, "rollout").save(tmp_path / "out")
-    assert names(tmp_path / "out") == {"rollout.png", "maps.npz", "index.html"}
+    assert names(tmp_path / "out") == rest | {"rollout.png"}
     asked.explain(photograph, "heads").save(tmp_path / "heads")
-    films = {"heads", "heads.png", "layers.gif", "layers.jpg"}
-    assert names(tmp_path / "heads") == films | {"maps.npz", "index.html"}
+    assert names(tmp_path / "heads") == rest | {"heads", "heads.png", "layers.gif", "layers.jpg"}
     asked.explain(photograph, "heads", layer=0).save(tmp_path / "layer")
-    assert names(tmp_path / "layer") == {"heads", "heads.png", "maps.npz", "index.html"}, "one layer is no film"
-
-
-ENDINGS = (".png", ".svg", ".pdf", ".npz", ".html", ".PNG")
+    assert names(tmp_path / "layer") == rest | {"heads", "heads.png"}, "one layer is no film"
 
 
 @pytest.mark.usefixtures("drawn_pictures")
 @pytest.mark.parametrize(
-    ("method", "endings"),
-    [
-        ("gradient", (".svg", ".npz", ".html", ".PNG")),
-        ("heads", (".pdf",)),
-        ("all", (".png",)),
-        *(pytest.param(method, ENDINGS, marks=pytest.mark.accept) for method in ("gradient", "heads", "all")),
-    ],
+    ("method", "endings"), [("gradient", (".svg", ".npz", ".html", ".PNG")), ("heads", (".pdf",)), ("all", (".png",))]
 )
 def test_one_file_by_its_ending(tmp_path: Path, photograph: Path, method: str, endings: tuple[str, ...]) -> None:
     found = classifier(layers=2).explain(photograph, method)

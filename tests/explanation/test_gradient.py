@@ -1,19 +1,17 @@
 """Relevance is what autograd finds through the whole written-out model, and it tells classes apart."""
 
-import weakref
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from explanation.written_out import FEW, written_out
 from refusals import refused
 from tiny import VARIETY, build, images, kinds
 from vitkit import explanation
-from vitkit.explanation import class_maps, gradient_attention, gradient_rollout, occlusion
+from vitkit.explanation import gradient_attention, gradient_rollout, occlusion
 from vitkit.explanation.attention import attention_layers
 from vitkit.model import VisionTransformer
 
@@ -37,24 +35,6 @@ def test_relevance_is_that_of_the_models_whole_graph(fields: dict[str, Any]) -> 
         found = gradient_attention(model, images(), TARGETS, layer)
         expected = (rows @ relevance)[:, prefix:].reshape(2, 3, 4)
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-4)
-
-
-def test_a_layer_is_forgotten_before_the_next_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[Any] = []
-
-    def watched(*arguments: Any) -> Tensor:
-        assert [reference() for reference in held] == [None] * len(held)
-        matrix = explanation.exact_matrix(*arguments)
-        held.append(weakref.ref(matrix))
-        return matrix
-
-    monkeypatch.setattr(class_maps, "exact_matrix", watched)
-    for fused in (True, False):
-        held.clear()
-        model = build(layers=6)
-        model.fused_attention = fused
-        gradient_rollout(model, images(), 0)
-        assert len(held) == 6
 
 
 def test_which_class_is_explained() -> None:
@@ -105,21 +85,18 @@ def one_by_one(model: VisionTransformer, image: Any, target: int, square: int, s
     return sums / counts
 
 
-@pytest.mark.parametrize(
-    ("square", "stride", "fill"), [(1, 1, 0.0), (2, 1, 0.0), (3, 1, 0.0), (2, 2, -1.0), (1, 3, 0.5), (9, 1, 0.0)]
-)
+@pytest.mark.parametrize(("square", "stride", "fill"), [(2, 1, 0.0), (2, 2, -1.0), (1, 3, 0.5), (9, 1, 0.0)])
 def test_it_is_the_mean_drop_over_the_squares_that_cover_a_patch(square: int, stride: int, fill: float) -> None:
     model, batch, targets = build(), images(2), [4, 1]
     expected = np.stack([one_by_one(model, x, t, square, stride, fill) for x, t in zip(batch, targets, strict=True)])
     options: dict[str, Any] = {"square": square, "stride": stride, "fill": fill}
-    for batch_size in (1, 5, 64):
+    for batch_size in (1, 64):
         found = occlusion(model, batch, torch.tensor(targets), batch_size=batch_size, **options)
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("square", "stride"), list(product([1, 2, 3, 6], [1, 2, 3, 7])))
-def test_every_patch_is_covered(square: int, stride: int) -> None:
-    for grid in ((1, 1), (2, 5), (7, 3)):
+def test_every_patch_is_covered() -> None:
+    for square, stride, grid in product((1, 2, 3, 6), (1, 2, 3, 7), ((1, 1), (2, 5), (7, 3))):
         places = explanation.square_masks(grid, square, stride)
         assert places.any(dim=0).all()
         assert len(places.flatten(1).unique(dim=0)) == len(places), "no place twice"

@@ -114,23 +114,3 @@ def test_only_folders_of_vitkit_are_replaced(folder: Path, monkeypatch: pytest.M
     with refused("exporting.folder-foreign", "a.tensorrt.unverified"):
         vitkit.export(own, out=out, force=True)
     assert (folder / "model.onnx").is_file()
-
-
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"out": "a.coreml", "precision": "int8"}, "exporting.precision-unsupported"),
-        ({"out": "a.tensorrt", "precision": "float16"}, "exporting.precision-unsupported"),
-        ({"out": "a.tensorrt", "dynamic_batch": False}, "verbs.option-conflict"),
-        ({"out": "a.coreml"}, "exporting.package-missing"),
-    ],
-)
-def test_what_cannot_be_written_is_refused(
-    options: dict[str, Any], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if code == "exporting.package-missing":
-        monkeypatch.setattr("vitkit.exporting.formats.find_spec", lambda _: None)
-    with refused(code):
-        vitkit.export(plain(), **options)
-    assert list(tmp_path.iterdir()) == []

@@ -24,10 +24,7 @@ BACKENDS = {"onnx": onnx.from_model, "openvino": openvino.from_model}
 # What tiny.VARIETY has not: hybrids, models without a head or with a single patch.
 MORE: dict[str, dict[str, Any]] = {
     "hybrid": {"stem": (1, 2), "patch_size": 1, "image_size": (16, 24)},
-    "hybrid of the root alone": {"stem": (), "patch_size": 2, "image_size": (16, 24)},
-    "no head": {"num_classes": 0},
     "no head, two tokens": {"num_classes": 0, "distill_token": True, "distill_head": True},
-    "one patch": {"pool": "gap", "image_size": (4, 4)},
     "one relative patch": {"pool": "gap", "image_size": (4, 4), "position": "relative", "position_at": "shared"},
     "one channel": {"in_channels": 1},
 }
@@ -35,7 +32,7 @@ MORE: dict[str, dict[str, Any]] = {
 JOINED: dict[str, dict[str, Any]] = {
     "rotary, SwiGLU, inner norms, layer scale": {
         "rotary": "dinov3", "rotary_base": 100.0, "position": "none", "registers": 2, "qkv_bias": False,
-        "mlp_kind": "swiglu", "mlp_norm": True, "attention_norm": True, "layer_scale": 0.1, "layers": 2,
+        "mlp_kind": "swiglu", "mlp_norm": True, "attention_norm": True, "layer_scale": 0.1, "layers": 1,
     },
     "hybrid of timm, odd sides, convolutions, map of all tokens": {
         "stem": (1, 1), "stem_kind": "timm", "patch_size": 1, "image_size": (22, 25), "conv_layers": (0,),
@@ -43,11 +40,11 @@ JOINED: dict[str, dict[str, Any]] = {
     },
     "relative distilled post-norm mixtures": {
         "position": "relative", "position_at": "every_layer", "distill_token": True, "distill_head": True,
-        "projection": "conv", "mlp_kind": "conv", "norm": "post", "qk_scale": 0.5, "layers": 2,
+        "projection": "conv", "mlp_kind": "conv", "norm": "post", "qk_scale": 0.5, "layers": 1,
     },
-    "two layers of window bias": {**LOCAL["window bias"], "layers": 2},
+    "window bias": {**LOCAL["window bias"], "layers": 1},
 }  # fmt: skip
-DAY = {*JOINED, "rotary mixed", "aimv2", "res-post gap conv", "relative_mlp", "axial gap"}
+DAY = {*JOINED, "rotary mixed", "aimv2", "relative_mlp", "axial gap"}
 CASES = [
     pytest.param(form, *case.values, id=f"{form} {case.id}", marks=case.marks)
     for form, few in (("onnx", JOINED), ("openvino", DAY))
@@ -84,12 +81,10 @@ def test_a_file_of_every_model_answers_alike_for_one_image_and_for_four(
     assert max(asked(runner, model, 1), asked(runner, model, 4)) < 1e-5
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_runner_keeps_the_weights_of_its_model(backend: str) -> None:
+def test_a_runner_keeps_the_weights_of_its_model() -> None:
     model = build()
-    runner = BACKENDS[backend](model, "float32")
+    runner = openvino.from_model(model, "float32")
     answer = runner(images(2))
-    assert asked(runner, model, 2) < 1e-5
     randomise(model, seed=5)
     assert largest_difference(runner(images(2)), answer) == 0
 
@@ -130,6 +125,19 @@ def test_openvino_computes_in_bfloat16() -> None:
     assert 1e-5 < asked(runner, model, 4) < 5e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_are_rounded_to_the_nearest_number(dtype: torch.dtype) -> None:
+    """OpenVINO by itself cuts off half of the numbers that it should round up to bfloat16."""
+    model = build(layers=1)
+    runner = openvino.OpenVINORunner(graphs.to_openvino(model, dtype=dtype), "float32")
+    rounded = graphs.exportable_copy(model)
+    for tensor in (*rounded.parameters(), *rounded.buffers()):
+        if tensor.squeeze().ndim > 1:
+            tensor.data = tensor.to(dtype).float()
+    with torch.no_grad():
+        assert largest_difference(runner(images(4)), rounded(images(4))) < 1e-5
+
+
 def test_openvino_answers_in_several_threads_at_once() -> None:
     model, pictures = build(), images(40)
     with torch.inference_mode():
@@ -168,10 +176,9 @@ def test_what_a_runtime_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatc
             ask()
 
 
-@pytest.mark.parametrize("package", ["openvino", "onnx", "onnxruntime"])
-def test_what_is_not_installed_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     openvino._core.cache_clear()
-    backend = openvino.from_model if package == "openvino" else onnx.from_model
-    with refused("inference.package-missing", "vitkit[export]"):
-        backend(build(), "float32")
+    for package, backend in (("openvino", "openvino"), ("onnxruntime", "onnx"), ("onnx", "onnx")):
+        with monkeypatch.context() as patch, refused("inference.package-missing", "vitkit[export]"):
+            patch.setitem(sys.modules, package, None)
+            BACKENDS[backend](build(), "float32")

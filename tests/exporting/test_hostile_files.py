@@ -5,23 +5,16 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import photos
 from exporting.ready import exported, plain
 from refusals import refused
-from tiny import VARIETY, build, images, largest_difference
-from vitkit.classifier import Classifier
-from vitkit.data import Preprocess
-from vitkit.errors import VitkitError
-from vitkit.exporting import Card, Pictures, export, load_exported, program
+from vitkit.exporting import Pictures, export, load_exported, program
 from vitkit.exporting import card as seal
-from vitkit.exporting.formats import Storage
 
 
 class Bomb:
@@ -31,15 +24,6 @@ class Bomb:
         return Path.touch, (Path("exploded"),)
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file of each format, which tests may read but not change."""
-    folder = tmp_path_factory.mktemp("exported")
-    for suffix in (".onnx", ".xml", ".pt2"):
-        shutil.copytree(exported(suffix).parent, folder, dirs_exist_ok=True)
-    return folder
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory, in which nothing may have exploded in the end."""
@@ -47,11 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["predict model.pt2 photo.png", "eval model.pt2 .", "explain model.pt2 photo.png -o explained", "info model.pt2",
-     "embed model.pt2 photo.png -o features.npz", "serve model.pt2 --port 0", "bench model.pt2"],
-)  # fmt: skip
+@pytest.mark.parametrize("command", ["predict model.pt2 photo.png", "info model.pt2", "serve model.pt2 --port 0"])
 def test_programs_are_not_opened(command: str, place: Path, vitkit: Any) -> None:
     """PyTorch's reader would run what they contain."""
     photos.save(photos.noise(), place / "photo.png")
@@ -63,26 +43,10 @@ def test_programs_are_not_opened(command: str, place: Path, vitkit: Any) -> None
     assert not (place / "exploded").exists()
 
 
-def test_a_program_says_nothing_of_the_folders_it_was_made_in(folder: Path) -> None:
-    content = (folder / "model.pt2").read_bytes()
+def test_a_program_says_nothing_of_the_folders_it_was_made_in() -> None:
+    content = exported(".pt2").read_bytes()
     assert str(Path(program.__file__).parent).encode() not in content
     assert b".py" not in content
-
-
-@pytest.mark.accept
-@pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY)
-def test_the_program_of_every_model_computes_its_logits(fields: dict[str, Any], tmp_path: Path) -> None:
-    model = build(**fields)
-    own = Classifier(model, tuple("abcdefg"), Preprocess(size=model.config.image_size))
-    card = Card.from_classifier(own, "float32").to_json()
-    program.save(program.convert(model, Storage()), tmp_path / "model.pt2", card)
-    asked = images(2, config=model.config)
-    assert largest_difference(torch.export.load(tmp_path / "model.pt2").module()(asked), own.logits(asked)) < 1e-5
-
-
-def copied(folder: Path, place: Path, *others: str) -> None:
-    for name in ("model.xml", "model.bin", *others):
-        shutil.copy(folder / name, place)
 
 
 def external(model: Any) -> None:
@@ -111,10 +75,10 @@ ONNX_ATTACKS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("attack", ONNX_ATTACKS.values(), ids=ONNX_ATTACKS)
-def test_an_onnx_file_with_others_is_refused(folder: Path, attack: Callable[[Any], None], place: Path) -> None:
+def test_an_onnx_file_with_others_is_refused(attack: Callable[[Any], None], place: Path) -> None:
     import onnx
 
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(exported(".onnx"))
     attack(model)
     (place / "model.onnx").write_bytes(seal.with_checksum(model.SerializeToString()))
     with refused("exporting.file-foreign"):
@@ -136,9 +100,9 @@ XML_ATTACKS = {
 
 
 @pytest.mark.parametrize(("old", "new"), XML_ATTACKS.values(), ids=XML_ATTACKS)
-def test_an_openvino_model_with_others_is_refused(folder: Path, old: bytes, new: bytes, place: Path) -> None:
-    copied(folder, place)
-    content = (folder / "model.xml").read_bytes()
+def test_an_openvino_model_with_others_is_refused(old: bytes, new: bytes, place: Path) -> None:
+    shutil.copytree(exported(".xml").parent, place, dirs_exist_ok=True)
+    content = (place / "model.xml").read_bytes()
     assert old in content
     is_batch = old == b'shape="?,3,12,16"'
     content = content.replace(old, new) if is_batch else content.replace(old, new, 1)
@@ -147,50 +111,39 @@ def test_an_openvino_model_with_others_is_refused(folder: Path, old: bytes, new:
         load_exported(place / "model.xml")
 
 
-@pytest.mark.parametrize(
-    ("damage", "file"),
-    [*product(["a block", "a bit"], ["model.onnx", "model.bin"]), ("another run's", "model.bin")],
-)
-def test_weights_that_are_not_the_files_own_are_noticed(folder: Path, damage: str, file: str, place: Path) -> None:
-    copied(folder, place, file)
+@pytest.mark.parametrize(("file", "is_own"), [("model.onnx", True), ("model.bin", True), ("model.bin", False)])
+def test_weights_that_are_not_the_files_own_are_noticed(file: str, is_own: bool, place: Path) -> None:
+    shutil.copytree(exported(".onnx" if file == "model.onnx" else ".xml").parent, place, dirs_exist_ok=True)
     content = bytearray((place / file).read_bytes())
-    middle = len(content) // 2
-    if damage == "a block":
-        content[middle : middle + 4096] = bytes(4096)
-    elif damage == "a bit":
-        content[middle] ^= 1
-    else:
+    content[len(content) // 2] ^= 1
+    if not is_own:
         export(plain(seed=1), place / "other.xml", Pictures("noise", (photos.noise(21, 17, 0),)))
         content = bytearray((place / "other.bin").read_bytes())
     (place / file).write_bytes(content)
-    with pytest.raises(VitkitError) as caught:
+    with refused("exporting.file-damaged"):
         load_exported(place / ("model.xml" if file == "model.bin" else file))
-    assert caught.value.code == "exporting.file-damaged" or damage == "a block"
 
 
 CARDS = {
-    "a temperature below 0": ('"temperature": 1.5', '"temperature": -1.0'),
     "a temperature of 0": ('"temperature": 1.5', '"temperature": 0.0'),
     "no number": ('"temperature": 1.5', '"temperature": NaN'),
     "fewer names": ('"f", "g"', '"f"'),
-    "no names": ('["a", "b", "c", "d", "e", "f", "g"]', "[]"),
     "names that are none": ('"f", "g"', '"f", 3'),
 }
 
 
 @pytest.mark.parametrize(("old", "new"), CARDS.values(), ids=CARDS)
-@pytest.mark.parametrize("is_forged", [False, True], ids=["changed", "forged"])
-def test_a_card_that_was_changed_is_noticed(folder: Path, old: str, new: str, is_forged: bool, place: Path) -> None:
+def test_a_card_that_was_changed_is_noticed(old: str, new: str, place: Path) -> None:
     import onnx
 
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(exported(".onnx"))
     (entry,) = model.metadata_props
     assert old in entry.value
     entry.value = entry.value.replace(old, new)
-    content = model.SerializeToString()
-    if is_forged:  # a forger can compute the checksum, too
-        stated = re.search(r'"checksum": "([0-9a-f]{64})"', entry.value)
-        content = seal.with_checksum(content.replace(stated[1].encode(), seal.BLANK.encode()))
-    (place / "model.onnx").write_bytes(content)
-    with refused("exporting.file-damaged"):
-        load_exported(place / "model.onnx")
+    changed = model.SerializeToString()
+    stated = re.search(r'"checksum": "([0-9a-f]{64})"', entry.value)
+    forged = seal.with_checksum(changed.replace(stated[1].encode(), seal.BLANK.encode()))
+    for content in (changed, forged):  # a forger can compute the checksum, too
+        (place / "model.onnx").write_bytes(content)
+        with refused("exporting.file-damaged"):
+            load_exported(place / "model.onnx")

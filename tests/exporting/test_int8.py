@@ -1,8 +1,6 @@
 """INT8: what is quantised, what judges it, and what is fitted again."""
 
 import json
-import math
-import os
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
@@ -15,9 +13,7 @@ import openvino
 import pytest
 import torch
 from breaking import in_model
-from PIL import Image
 from scipy.stats import binom
-from torch import nn
 
 import photos
 import runs
@@ -34,12 +30,9 @@ from vitkit.exporting.formats import Storage
 from vitkit.exporting.quantization import first_and_last, layers, rank_by_sensitivity
 from vitkit.exporting.writing import Int8
 from vitkit.inference.backends.graphs import exportable_copy
-from vitkit.model import VisionTransformer
 from vitkit.model.build import with_features
 
 pytest.importorskip("nncf")
-
-DATA = os.environ.get("VITKIT_TEST_DATA")
 
 
 def classifier(**fields: Any) -> Classifier:
@@ -49,11 +42,8 @@ def classifier(**fields: Any) -> Classifier:
 
 @pytest.mark.parametrize("to", ["openvino", pytest.param("onnx", marks=pytest.mark.accept)])
 def test_int8_is_smaller_and_calibrated_again(tmp_path: Path, to: str) -> None:
-    run, out, plain = (
-        runs.shared_run(),
-        tmp_path / f"model{FORMATS[to].suffix}",
-        tmp_path / f"plain{FORMATS[to].suffix}",
-    )
+    run, suffix = runs.shared_run(), FORMATS[to].suffix
+    out, plain = tmp_path / f"model{suffix}", tmp_path / f"plain{suffix}"
     found = package.export(run, out=out, precision="int8", max_drop=1)
     told = json.loads(json.dumps(package.export(run, out=plain).to_dict(), default=str))
     assert (told["accuracy"]["agreement"], told["kept"]) == (1.0, [])
@@ -68,20 +58,6 @@ def test_int8_is_smaller_and_calibrated_again(tmp_path: Path, to: str) -> None:
     assert evaluated.accuracy == found.outcome.accuracy.after
     assert found.outcome.tested.images > 0
     assert any(line.startswith("on test images, which chose nothing here: accuracy ") for line in found.lines())
-
-
-@pytest.mark.accept
-def test_a_quantisation_that_loses_accuracy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compute_logits = writing._compute_logits
-
-    def turned(classifier: Any, images: Any, step: str) -> Any:
-        logits = compute_logits(classifier, images, step)
-        return logits.roll(1, dims=1) if step == "computing with the file" else logits
-
-    monkeypatch.setattr(writing, "_compute_logits", turned)
-    with refused("exporting.accuracy-lost"):
-        package.export(runs.shared_run(), out=tmp_path / "model.xml", precision="int8")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_accuracy_in_int8_is_that_of_the_thresholds_in_the_file(
@@ -103,8 +79,10 @@ def test_the_accuracy_in_int8_is_that_of_the_thresholds_in_the_file(
     found = outcome(0.5)
     assert found.accuracy.before == found.tested.before == 1
     assert found.accuracy.after == found.tested.after > 0.5
+    before = photos.fingerprint(tmp_path)
     with refused("exporting.accuracy-lost"):
         outcome(0.999)  # no class is chosen
+    assert photos.fingerprint(tmp_path) == before
 
 
 def test_what_int8_needs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,14 +117,7 @@ def test_the_layer_that_rounding_hurts_most_is_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "unknown_score"),
-    [
-        ("onnx", False),
-        *(
-            pytest.param(*own, marks=pytest.mark.accept)
-            for own in (("onnx", True), ("openvino", False), ("openvino", True))
-        ),
-    ],
+    ("to", "unknown_score"), [("onnx", False), pytest.param("openvino", True, marks=pytest.mark.accept)]
 )
 def test_kept_layers_are_not_quantised(to: str, unknown_score: bool) -> None:
     model = build(layers=2)
@@ -187,50 +158,20 @@ def test_the_change_of_the_accuracy_has_intervals() -> None:
 
 
 FAULTS = {
-    "patch_embed": lambda model: model.patch_embed.proj.weight.data.copy_(model.patch_embed.proj.weight.flip(1)),
     "blocks.0": lambda model: setattr(model.blocks[0].norm1, "eps", 0.5),
     "blocks.1": lambda model: model.blocks[1].attn.proj.weight.data.copy_(model.blocks[1].attn.proj.weight.t().clone()),
-    "blocks.2": lambda model: model.blocks[2].mlp.fc1.bias.data.fill_(math.inf),
 }
 
 
 @pytest.mark.parametrize(
-    ("place", "to"),
-    [
-        ("blocks.0", "openvino"),
-        *(
-            pytest.param(place, "openvino", marks=pytest.mark.accept)
-            for place in ("patch_embed", "blocks.1", "blocks.2")
-        ),
-        pytest.param("blocks.1", "onnx", marks=pytest.mark.accept),
-    ],
+    ("place", "to"), [("blocks.0", "openvino"), pytest.param("blocks.1", "onnx", marks=pytest.mark.accept)]
 )
 def test_a_refusal_names_the_first_layer_that_differs(
     place: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = classifier(layers=2 if place == "blocks.0" else 4)
+    own = classifier(layers=2)
     pictures = Pictures("4 images", tuple(photos.noise(seed=i) for i in range(4)))
     in_model(FAULTS[place])(monkeypatch, import_module(FORMATS[to].module))
     with pytest.raises(Refused, match=f"the first layer that differs is {place}$"):
         export(own, tmp_path / f"model{FORMATS[to].suffix}", pictures)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.accept
-@pytest.mark.skipif(DATA is None, reason="VITKIT_TEST_DATA names no folder with weights and photographs")
-def test_an_epsilon_of_another_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LayerNorm's epsilon is 1e-6 in Vision Transformers, and 1e-5 by default in PyTorch."""
-    data = Path(str(DATA))
-    deit = package.load(data / "weights" / "deit_tiny_patch16_224.pth")
-    chosen = sorted((data / "data" / "flowers").rglob("*.jpg"))[::625]
-
-    def widen(model: VisionTransformer) -> None:
-        for part in model.modules():
-            if isinstance(part, nn.LayerNorm):
-                part.eps = 1e-5
-
-    images = Pictures("4 photographs", tuple(Image.open(path).convert("RGB") for path in chosen))
-    assert export(deit, tmp_path / "model.xml", images).comparison.drift < 1e-5
-    in_model(widen)(monkeypatch, import_module(FORMATS["openvino"].module))
-    with refused("exporting.logits-differ", "the first layer that differs is blocks"):
-        export(deit, tmp_path / "model.xml", images)

@@ -17,17 +17,14 @@ from vitkit.model import Network
 
 # Small ones: the first squeezes, gates and pools, and the second has the channels last in memory.
 FEW = ("timm:test_efficientnet", "timm:test_convnext")
-MORE = (
-    *("torchvision:mobilenet_v3_small", "torchvision:resnet18"),
-    *("torchvision:mobilenet_v2", "torchvision:shufflenet_v2_x0_5", "torchvision:densenet121"),
-    *("torchvision:efficientnet_b0", "torchvision:convnext_tiny", "torchvision:regnet_y_400mf", "timm:resnet10t"),
-    *("torchvision:googlenet", "torchvision:vgg11", "timm:convnext_atto", "timm:mobilenetv3_small_050"),
-    *("torchvision:swin_t", "torchvision:swin_v2_t", "timm:test_nfnet", "timm:test_efficientnet_evos"),
-    *("timm:cspresnet50", "timm:resnest14d", "timm:convmixer_768_32", "timm:mobilevit_xxs", "timm:poolformer_s12"),
+MORE = (  # of each kind of operation
+    *("torchvision:mobilenet_v3_small", "torchvision:resnet18", "torchvision:shufflenet_v2_x0_5"),
+    *("torchvision:densenet121", "torchvision:googlenet", "torchvision:swin_t", "timm:test_nfnet"),
+    *("timm:test_efficientnet_evos", "timm:resnest14d", "timm:mobilevit_xxs", "timm:poolformer_s12"),
     *("timm:ghostnet_050", "timm:edgenext_xx_small"),
 )
-UNSAFE = {("torchvision:swin_t", ".xml"), ("torchvision:swin_v2_t", ".xml")}
-BY_DAY = ((FEW[0], ".onnx"), (FEW[0], ".pt2"), (FEW[1], ".xml"))
+UNSAFE = ("torchvision:swin_t", ".xml")
+BY_DAY = ((FEW[0], ".onnx"), (FEW[1], ".xml"))
 CASES = [
     pytest.param(*case, marks=() if case in BY_DAY else pytest.mark.accept)
     for case in product(FEW + MORE, (".onnx", ".xml", ".pt2"))
@@ -49,7 +46,7 @@ def classifier_of(name: str) -> Classifier:
 def test_a_file_answers_as_the_network_does(name: str, suffix: str, tmp_path: Path) -> None:
     classifier = classifier_of(name)
     pictures = choose_pictures(classifier, shared_photos())
-    if (name, suffix) in UNSAFE:
+    if (name, suffix) == UNSAFE:
         with pytest.raises(Refused, match="it has the operation 'Roll'"):
             export(classifier, tmp_path / f"net{suffix}", pictures)
         return
@@ -77,7 +74,7 @@ class Rounding(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+@pytest.mark.parametrize("suffix", [pytest.param(".onnx", marks=pytest.mark.accept), ".xml"])
 def test_an_operation_that_files_may_not_contain_is_named(suffix: str, tmp_path: Path) -> None:
     vitkit.register_model("rounding", Rounding)
     model = vitkit.create_model("custom:rounding", num_classes=3, image_size=16)
@@ -87,11 +84,3 @@ def test_an_operation_that_files_may_not_contain_is_named(suffix: str, tmp_path:
         export(classifier, out, choose_pictures(classifier, shared_photos()))
     assert str(tmp_path) not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("suffix", [".xml", pytest.param(".onnx", marks=pytest.mark.accept)])
-def test_a_model_that_cannot_tell_classes_apart_is_exported(suffix: str, tmp_path: Path) -> None:
-    classifier = classifier_of(FEW[1])
-    for parameter in classifier.model.head.parameters():
-        nn.init.zeros_(parameter)
-    export(classifier, tmp_path / f"net{suffix}", choose_pictures(classifier, shared_photos()))

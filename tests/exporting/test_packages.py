@@ -29,8 +29,7 @@ from refusals import refused
 from tiffs import write_tiff
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data import SUFFIXES, Preprocess
-from vitkit.data.picture import picture_in
+from vitkit.data import Preprocess
 from vitkit.exporting import load_exported, packages, writing
 from vitkit.exporting.packages import columns_first
 from vitkit.verbs.export import export
@@ -137,13 +136,16 @@ async (kind) => {
   document.dispatchEvent(kind === "drop" ? new DragEvent(kind, { dataTransfer: data }) : pasted());
 }
 """
+FITS = ("crop", "pad", "squash", "squash_crop")
+CUTS = (
+    {"size": (12, 16), "crop_pct": 0.875, "floor_crop": False},
+    {"size": (15, 9), "crop_pct": 0.9, "floor_crop": True},
+)
 CASES = [
-    {"size": size, "fit": fit, "interpolation": interpolation, "crop_pct": share, "floor_crop": floor}
-    for fit in ("crop", "pad", "squash", "squash_crop")
-    for interpolation in ("nearest", "bilinear", "bicubic", "lanczos")
-    for size, share, floor in (((12, 16), 0.875, False), ((15, 9), 0.9, True))
+    {"fit": fit, "interpolation": interpolation, **CUTS[(i + j) % 2]}
+    for i, fit in enumerate(FITS)
+    for j, interpolation in enumerate(("nearest", "bilinear", "bicubic", "lanczos"))
 ]
-FEW = [case for i, case in enumerate(CASES) if (i + i // 2 + i // 8) % 2 == 0]  # each size with half of the others
 SIDES = ((61, 43), (30, 97), (7, 5), (16, 12), (1, 9))
 
 
@@ -161,9 +163,8 @@ def of(page: Page, call: str, picture: Image.Image, pixels: Preprocess, *more: A
     return base64.b64decode(page.evaluate(CALL.replace("CALLED", call), arguments))
 
 
-@pytest.mark.parametrize("cases", [FEW, pytest.param(CASES, marks=pytest.mark.accept)], ids=["few", "all"])
-def test_pictures_are_resized_to_the_bit_as_pillow_does(pixels: Page, cases: list[dict[str, Any]]) -> None:
-    for number, case in enumerate(cases):
+def test_pictures_are_resized_to_the_bit_as_pillow_does(pixels: Page) -> None:
+    for number, case in enumerate(CASES):
         own = Preprocess(**case)
         for sides in SIDES:
             picture = photos.noise(*sides, seed=number)
@@ -203,41 +204,37 @@ def wait(page: Page, number: int) -> None:
     raise AssertionError(page.locator("main").inner_text())
 
 
+def saved_rows(page: Page) -> list[dict[str, str]]:
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as .csv").click()
+    return list(csv.DictReader(Path(saved.value.path()).read_text(encoding="utf-8").splitlines()))
+
+
 def test_photographs_are_answered_and_unreadable_ones_named(browser: Browser, tmp_path: Path) -> None:
-    good = [photos.save(photos.noise(40, 30, seed), tmp_path / f"{seed} <i>.png") for seed in range(3)]
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"\xff\xd8 no picture")
-    text = tmp_path / "text.txt"
-    text.write_text("text")
-    with watched(browser, expected=("Failed to load resource",)) as page:
+    good = [photos.save(photos.noise(40, 30, seed), tmp_path / f"{seed} <i>{'long' * 30}.png") for seed in range(3)]
+    (bad := tmp_path / "bad.jpg").write_bytes(b"\xff\xd8 no picture")
+    (text := tmp_path / "text.txt").write_text("text")
+    with watched(browser, "phone", "dark", expected=("Failed to load resource",)) as page:
         page.goto((pages() / "My model.html").as_uri())
-        choose = page.get_by_text("Choose photographs")
-        look = "(own) => [getComputedStyle(own).color, getComputedStyle(own).backgroundColor]"
-        at_rest = choose.evaluate(look)
-        choose.hover()
-        assert choose.evaluate(look) == at_rest, "its white text stays on the accent"
         page.set_input_files("#files", [*map(str, good), str(bad), str(text)])
         wait(page, 4)
+        assert is_within(page) and serious(page) == []
+        assert page.locator("#unlike").count() == 0, "a model without a score marks nothing"
         assert page.locator(".answer").count() == 4
         assert page.locator(".said").last.inner_text() == "Left out"
-        assert "cannot read it as a picture" in page.locator(".answer").last.inner_text()
         assert page.locator(".said").first.inner_text().startswith("c,d, ")
         bars = page.locator(".answer").first.locator(".bars li")
         assert bars.count() == 5
         assert bars.first.inner_text().split("\n")[0] == "c,d"
-        assert bars.first.locator(".bar").get_attribute("data-tone") == str(CLASSES.index("c,d"))
         page.get_by_label("Withhold answers below").fill("99")
         assert page.locator(".said").first.inner_text().startswith("Withheld: c,d, ")
         page.get_by_label("Withhold answers below").fill("0")
-        with page.expect_download() as saved:
-            page.get_by_role("button", name="Save as .csv").click()
-        rows = list(csv.DictReader(Path(saved.value.path()).read_text(encoding="utf-8").splitlines()))
+        rows = saved_rows(page)
         assert [row["path"] for row in rows] == [*(path.name for path in good), "bad.jpg"]
         assert [row["label"] for row in rows] == ["c,d"] * 3 + [""]
         assert rows[3]["error"]
         page.get_by_role("button", name="Remove all").click()
         assert page.locator(".answer").count() == 0
-        assert page.title() == "My model"
         assert page.locator("h1").inner_text() == "größer, <b>b</b>, c,d, =e, f, g or 日本?"
 
 
@@ -266,7 +263,6 @@ def test_a_multi_label_page_names_classes_above_threshold(browser: Browser, tmp_
     file = photos.save(photos.noise(40, 30), tmp_path / "picture.png")
     with watched(browser) as page:
         page.goto((pages() / "several.html").as_uri())
-        assert "A photograph may show several of them, or none." in page.locator("main > p").inner_text()
         page.set_input_files("#files", str(file))
         wait(page, 1)
         assert page.locator(".said").inner_text().startswith("c,d, =e, ")
@@ -275,20 +271,7 @@ def test_a_multi_label_page_names_classes_above_threshold(browser: Browser, tmp_
         page.goto((pages() / "none.html").as_uri())
         page.set_input_files("#files", str(file))
         wait(page, 1)
-        assert page.locator(".said").inner_text().startswith("None of the classes, ")
-
-
-@pytest.mark.parametrize(
-    ("size", "scheme"), [("phone", "dark"), pytest.param("desk", "light", marks=pytest.mark.accept)]
-)
-def test_the_page_fits_for_everybody(browser: Browser, tmp_path: Path, size: str, scheme: str) -> None:
-    files = [photos.save(photos.noise(40, 30, seed), tmp_path / f"{'long' * 30}{seed}.png") for seed in range(2)]
-    with watched(browser, size, scheme) as page:
-        page.goto((pages() / "My model.html").as_uri())
-        page.set_input_files("#files", list(map(str, files)))
-        wait(page, 2)
-        assert is_within(page) and serious(page) == []
-        assert page.locator("#unlike").count() == 0, "a model without a score marks nothing"
+        assert page.locator(".chosen").count() == 0
 
 
 def test_pictures_are_dropped_pasted_and_taken_by_camera(browser: Browser, tmp_path: Path) -> None:
@@ -305,22 +288,6 @@ def test_pictures_are_dropped_pasted_and_taken_by_camera(browser: Browser, tmp_p
         page.get_by_role("button", name="Stop the camera").click()
         assert page.locator("#camera").is_hidden()
         assert page.evaluate("answers.map((own) => own.name)") == ["drop.png", "paste.png", "camera-3.png"]
-
-
-@needs_runtime
-@pytest.mark.accept
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_the_answers_are_those_of_predict(browser: Browser, tmp_path: Path, precision: Any) -> None:
-    own = classifier()
-    made = export_page(own, tmp_path / "model.html", RUNTIME, precision=precision)
-    files = [photos.save(photos.noise(40 + seed, 30, seed), tmp_path / f"{seed}.png") for seed in range(8)]
-    with watched(browser) as page:
-        page.goto(made.as_uri())
-        page.set_input_files("#files", list(map(str, files)))
-        wait(page, 8)
-        found = np.array(page.evaluate("answers.map((own) => own.probabilities)"))
-    expected = np.stack([row for _, row in own.stream(list(map(str, files)))])
-    np.testing.assert_allclose(found, expected, atol=1e-5 if precision == "float32" else 2e-3)
 
 
 @needs_runtime
@@ -342,9 +309,7 @@ def test_the_answers_are_those_of_predict_and_unknown_images_are_marked(browser:
         marked = page.locator(".answer", has_text="It may show none of the classes")
         assert marked.count() == sum(value <= level for value in found.values()) < len(files)
         assert is_within(page) and serious(page) == []
-        with page.expect_download() as saved:
-            page.get_by_role("button", name="Save as .csv").click()
-        rows = list(csv.DictReader(Path(saved.value.path()).read_text(encoding="utf-8").splitlines()))
+        rows = saved_rows(page)
     assert {row["path"]: float(row["familiar"]) for row in rows} == pytest.approx(found, abs=1e-6)
 
 
@@ -364,25 +329,19 @@ def test_a_page_contains_the_model_unless_it_is_damaged(tmp_path: Path) -> None:
     (ours,), (theirs,) = list(own.predict(file)), list(inside.predict(file))
     assert inside.classes == CLASSES
     assert ours.confidence == pytest.approx(theirs.confidence, abs=1e-5)
-    for damaged in (b"", b"<html>", page.read_bytes().replace(b'data-part="model">', b'data-part="model">AAAA')):
+    for damaged in (b"<html>", page.read_bytes().replace(b'data-part="model">', b'data-part="model">AAAA')):
         (tmp_path / "damaged.html").write_bytes(damaged)
         with refused("exporting.file-damaged"):
             packages.read_model(tmp_path / "damaged.html")
 
 
-def test_no_page_is_written_that_could_not_be_opened(
-    vitkit: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_page_is_written_that_could_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, runtime = tmp_path / "out" / "model.html", tmp_path / "runtime.tgz"
     out.parent.mkdir()
     monkeypatch.setattr(writing, "export", lambda _own, path, *_, **__: shutil.copy(exported(".onnx"), path))
-    for content in (b"no archive", b""):
-        runtime.write_bytes(content)
-        with refused("exporting.runtime-damaged", "runtime.tgz"):
-            export_page(classifier(), out, runtime)
-    monkeypatch.setenv("VITKIT_OFFLINE", "1")
-    outcome = vitkit("export", model, "-o", out)
-    assert outcome.code == 2 and packages.RUNTIME_URL in outcome.err and outcome.err.count("\n") == 1
+    runtime.write_bytes(b"no archive")
+    with refused("exporting.runtime-damaged", "runtime.tgz"):
+        export_page(classifier(), out, runtime)
     monkeypatch.setattr(packages, "LARGEST", 1000)
     write_stand_in(runtime)
     with refused("exporting.page-large"):
@@ -397,6 +356,9 @@ def archive(model: Path) -> Path:
     def make(place: Path) -> None:
         place.mkdir()
         (place / "own.zip").write_text("mine")
+        with refused("exporting.file-exists"):
+            export_archive(model, place / "own.zip")
+        assert (place / "own.zip").read_text() == "mine"
         export_archive(model, place / "own.zip", force=True)
 
     return once("archive", make) / "own"
@@ -453,7 +415,7 @@ def test_the_script_says_how_unfamiliar_pictures_are_as_predict_does(tmp_path: P
 
 
 def write_files(data: Path) -> None:
-    """Write a file of each name and kind that `vitkit predict` reads, refuses or leaves out."""
+    """Write a file of each kind that `vitkit predict` reads, refuses or leaves out: the script reads by a copy."""
     exif = Image.Exif()
     exif[0x0112] = 8
     photos.save(photos.noise(40, 30), data / "-a.png")
@@ -464,32 +426,13 @@ def write_files(data: Path) -> None:
     clear.putalpha(0)
     photos.save(clear, data / "clear.png")
     photos.save(Image.fromarray(np.full((9, 9), 40_000, np.uint16)), data / "deep.png")
-    formats = {".jpg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".pgm": "PPM"}
-    formats |= dict.fromkeys((".jpeg", ".jpe", ".jfif"), "JPEG") | dict.fromkeys((".heic", ".heif", ".hif"), "HEIF")
-    picture_in(heic())  # registers HEIF
-    for seed, suffix in enumerate(sorted(SUFFIXES)):
-        kind = formats.get(suffix, suffix[1:].upper())
-        photos.save(photos.noise(40, 40, seed), data / f"format{suffix}", format=kind)
-    colours = np.random.default_rng(0).integers(0, 4096, (20, 30, 3)).astype("<u2")
-    write_tiff(data / "12 bits.tif", colours, t281=(3, 4095))
-    write_tiff(data / "holes.tif", colours[..., 0].astype("<f4") - 2000, t42113=(2, b"-9999\0"))
     write_tiff(data / "bands.tif", np.zeros((4, 4, 13), "<u2"))
-    write_tiff(data / "raw.tif", np.zeros((4, 4, 3), "u1"), t50706=(4, 1))
     (data / "damaged.jpg").write_bytes(b"nothing")
     (data / "empty.png").touch()
     (data / "cut.png").write_bytes((data / "-a.png").read_bytes()[:500])
-    for left_out in ("._b.jpg", ".hidden.jpg", "notes.txt", "__MACOSX/b.jpg", "@eaDir/b.jpg", ".thumbnails/b.jpg"):
+    for left_out in ("._b.jpg", "notes.txt", "__MACOSX/b.jpg", "@eaDir/b.jpg"):
         (data / left_out).parent.mkdir(exist_ok=True)
         (data / left_out).write_bytes((data / "b.jpg").read_bytes())
-
-
-def heic() -> bytes:
-    import pillow_heif
-
-    pillow_heif.register_heif_opener()
-    content = io.BytesIO()
-    photos.noise(40, 40).save(content, "HEIF")
-    return content.getvalue()
 
 
 def test_the_script_in_an_archive_answers_as_predict_does(
@@ -501,13 +444,13 @@ def test_the_script_in_an_archive_answers_as_predict_does(
     assert done.returncode == 0, done
     rows = answers(table.read_text("utf-8-sig"))
     expected = answers(vitkit("predict", model, data, "--backend", "eager").out)
-    assert rows.keys() == expected.keys() and len(rows) >= len(SUFFIXES) + 10
+    assert rows.keys() == expected.keys() and len(rows) == 10
     for path, row in rows.items():
         theirs = expected[path]
         assert (row["label"], row["error"].removeprefix("cannot be read: ")) == (theirs["label"], theirs["error"]), path
         if row["label"]:
             assert float(row["confidence"]) == pytest.approx(float(theirs["confidence"]), abs=2e-6), path
-    assert done.stderr.count(f"note: left out of {data}: ") == 6
+    assert done.stderr.count(f"note: left out of {data}: ") == 4
     assert "clear.png is possibly not read as meant" in done.stderr
 
 
@@ -515,7 +458,7 @@ def test_the_scripts_pixels_are_those_of_preprocess(archive: Path, monkeypatch: 
     monkeypatch.syspath_prepend(archive)
     names: dict[str, Any] = {"__name__": "script"}
     exec((STATIC / "predict.py").read_text(encoding="utf-8"), names)
-    for fit in ("crop", "pad", "squash", "squash_crop"):
+    for fit in FITS:
         for own in (
             Preprocess(size=(15, 9), fit=fit, crop_pct=0.9, floor_crop=True, interpolation="bilinear"),
             Preprocess(size=(12, 16), fit=fit, mean=(0.3,), std=(0.4,)),
@@ -524,11 +467,3 @@ def test_the_scripts_pixels_are_those_of_preprocess(archive: Path, monkeypatch: 
                 picture = photos.noise(*sides)
                 found = names["normalise"](names["resize"](picture, own.to_dict()), own.to_dict())
                 assert found.tobytes() == own(picture).tobytes(), (own, sides)
-
-
-def test_a_package_is_not_written_over_unless_requested(archive: Path, model: Path, tmp_path: Path) -> None:
-    (tmp_path / "own.zip").write_text("mine")
-    with refused("exporting.file-exists"):
-        export(model, out=tmp_path / "own.zip")
-    assert (tmp_path / "own.zip").read_text() == "mine"
-    assert zipfile.is_zipfile(archive.with_suffix(".zip"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,9 +14,9 @@ import torch
 
 import warm
 from refusals import refused
-from tiny import FEW, VARIETY, build, images, largest_difference, some
+from tiny import build, images, largest_difference
 from vitkit.errors import VitkitError
-from vitkit.inference import BACKENDS, PRECISIONS, Backend, KernelReplay, backend_names, open_runner, prepare, register
+from vitkit.inference import BACKENDS, Backend, KernelReplay, open_runner, register
 from vitkit.inference import backends as backend
 from vitkit.inference.backends import registry
 from vitkit.inference.backends import torch as own
@@ -45,21 +45,16 @@ def stands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_eager_answers_as_the_model_does(precision: str) -> None:
-    model = build()
+    """In float32 it is the model itself as it was."""
+    model, x = build(), images(3)
     runner = open_runner(model, "eager", precision)
     assert (runner.backend, runner.precision) == ("eager", precision)
-    found = runner(images(3))
-    assert (found.dtype, found.device.type, found.requires_grad) == (torch.float32, "cpu", False)
-    assert largest_difference(found, model(images(3)).detach()) <= {"float32": 1e-5, "bfloat16": 0.1}[precision]
-
-
-def test_eager_in_float32_is_the_model_itself_as_it_was() -> None:
-    model, x = build(), images(3)
-    runner = open_runner(model, "eager", "float32")
     with torch.inference_mode():
         expected = model(x)
         model.head.weight.zero_()
-    assert torch.equal(runner(x), expected)
+    found = runner(x)
+    assert (found.dtype, found.device.type, found.requires_grad) == (torch.float32, "cpu", False)
+    assert largest_difference(found, expected) <= {"float32": 0, "bfloat16": 0.1}[precision]
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -101,26 +96,8 @@ def test_auto_neither_compiles_nor_leaves_the_gpu(stands: None, monkeypatch: pyt
     assert devices == ["cuda"]
 
 
-def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
-        def compute(_: Any) -> None:
-            raise RuntimeError("no C++ compiler\nis here")
-
-        return compute
-
-    monkeypatch.setattr(torch, "compile", refuse)
-    with refused("inference.compiler-failed", "no C++ compiler"):
-        open_runner(build(), "compile", "float32")
-
-
 def test_the_compiled_double_answers_as_the_model_does_and_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        sizes.append(None)
-        return graph
-
-    compile_ = torch.compile
+    backend, compile_ = Mock(side_effect=lambda graph, _: graph), torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda module, **_: compile_(module, fullgraph=True, backend=backend, dynamic=False)
     )
@@ -130,7 +107,7 @@ def test_the_compiled_double_answers_as_the_model_does_and_is_compiled_once(monk
     for batch in (8, 3, 1, 8):
         found = runner(images(batch))
         assert largest_difference(found, model(images(batch)).detach()) <= 1e-5
-    assert len(sizes) == 1
+    assert backend.call_count == 1
 
 
 @pytest.mark.parametrize(
@@ -138,23 +115,24 @@ def test_the_compiled_double_answers_as_the_model_does_and_is_compiled_once(monk
     [
         (("tensorrt",), "inference.backend-unknown"),
         (("eager", "float8"), "inference.precision-unknown"),
-        *(((backend, "float16", None, "auto", "cpu"), "system.precision-unsupported")
-          for backend in ("auto", "eager", "openvino")),
+        (("auto", "float16", None, "auto", "cpu"), "system.precision-unsupported"),
+        (("openvino", "float16", None, "auto", "cpu"), "system.precision-unsupported"),
     ],
-)  # fmt: skip
+)
 def test_names_that_do_not_exist_and_float16_on_processors_are_refused(options: tuple[Any, ...], code: str) -> None:
     with refused(code):
         open_runner(build(), *options)
 
 
+def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: Mock(side_effect=RuntimeError("no C++ compiler\nis here")))
+    with refused("inference.compiler-failed", "no C++ compiler"):
+        open_runner(build(), "compile", "float32")
+
+
 @pytest.mark.parametrize(
     ("capabilities", "expected"),
-    [
-        ({}, "float32"),
-        ({"avx512_bf16": True}, "bfloat16"),
-        ({"amx_bf16": True}, "bfloat16"),
-        ({"amx_bf16": False, "avx2": True}, "float32"),
-    ],
+    [({"avx512_bf16": True}, "bfloat16"), ({"amx_bf16": True}, "bfloat16"), ({"avx2": True}, "float32")],
 )
 def test_precision_follows_the_hardware(
     capabilities: dict[str, bool], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -172,34 +150,10 @@ def test_precision_follows_the_hardware(
     assert best_precision() == processor_precision() == expected
 
 
-@pytest.mark.skipif(not hasattr(torch.cpu, "get_capabilities"), reason="this PyTorch does not tell")
-def test_the_system_tells_of_the_processor_what_torch_does() -> None:
-    known = torch.cpu.get_capabilities()
-    has_bfloat16 = bool(known.get("amx_bf16") or known.get("avx512_bf16"))
-    assert (processor_precision() == "bfloat16") == has_bfloat16
-
-
 def test_onnx_takes_float32_by_itself(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "best_precision", lambda _: "bfloat16")
     assert open_runner(build(), "onnx").precision == "float32"
     assert open_runner(build(), "openvino").precision == "bfloat16"
-
-
-def test_the_command_line_offers_the_same_names() -> None:
-    from vitkit.verbs import options
-
-    assert (get_args(options.BackendName), get_args(options.PrecisionName)) == (backend_names(), PRECISIONS)
-
-
-def test_asking_few_images_loads_no_other_backend() -> None:
-    code = (
-        "import sys; sys.path.insert(0, 'tests')\nfrom tiny import build\n"
-        "from vitkit.inference.backends import open_runner\n"
-        "open_runner(build(), images=1)\n"
-        "print([name for name in ('openvino', 'onnx', 'onnxruntime') if name in sys.modules])"
-    )
-    done = subprocess.run([warm.python(), "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 _AT_ONCE = """
@@ -246,13 +200,3 @@ def test_a_model_whose_kernels_cannot_be_recorded_is_computed_as_usual(monkeypat
         for _ in range(2):
             assert torch.equal(replay(batch), model(batch))
     assert attempts == [1], "it is not tried again for every batch"
-
-
-@pytest.mark.parametrize("family", some(VARIETY, FEW))
-def test_float16_keeps_three_digits(family: str) -> None:
-    model = build(**VARIETY[family])
-    batch = images(3, config=model.config)
-    with torch.inference_mode():
-        expected, found = model(batch), prepare(model, torch.float16, pack=False, attend="batch")(batch)
-    assert found.dtype == torch.float32
-    assert largest_difference(found, expected) <= 5e-3 * max(1.0, expected.abs().max().item())

@@ -303,7 +303,9 @@ def to_openvino(
             is_constant = node.get_type_name() == "Constant" and node.get_element_type() == openvino.Type.f32
             if is_constant and _is_weight(node.shape):
                 readers = node.output(0).get_target_inputs()
-                stored = openvino.opset13.constant(node.data, dtype=stored_as)
+                # Rounded by torch: OpenVINO cuts off half of the values that it should round up to bfloat16.
+                rounded = torch.tensor(node.data).to(dtype).float().numpy()
+                stored = openvino.opset13.constant(rounded, dtype=stored_as)
                 back = openvino.opset13.convert(stored, "f32").output(0)
                 for reader in readers:
                     reader.replace_source_output(back)
