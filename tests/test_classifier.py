@@ -204,7 +204,7 @@ def change(saved: Path, **fields: Any) -> None:
         *({"config": own} for own in ({"unknown": 1}, tiny(layers=4).to_dict(), tiny(hidden_size=16).to_dict())),
         *({"classes": own} for own in (None, CLASSES[:3], ("\u3164", *CLASSES[1:]))),
         *({"preprocess": {"size": [12, 16], **own}} for own in ({"size": [16, 12]}, {"mean": [0.5], "std": [0.5]})),
-        *({"provenance": own} for own in ({"metrics": {"epoch": -1}}, {"templates": [1]}, {"balance": {}})),
+        *({"provenance": own} for own in ({"metrics": {"epoch": None}}, {"metrics": {"epoch": -1}}, {"balance": {}})),
         {"provenance": {"balance": {"counts": None, "prior": "data"}}},
     ],
     ids=str,
