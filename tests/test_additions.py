@@ -182,70 +182,10 @@ assert "Matthews correlation" in (place / "out" / "report.html").read_text()
 """,
 )
 
-VERB = Addition(
-    new={
-        "verbs/count.py": '''
-from __future__ import annotations
-
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from vitkit.text.arguments import check_arguments
-from vitkit.verbs.result import Result
-
-
-@dataclass(frozen=True, repr=False)
-class Count(Result):
-    classes: dict[str, int]
-
-    def lines(self) -> list[str]:
-        return [f"{name}: {count}" for name, count in self.classes.items()]
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(self.classes)
-
-
-@check_arguments
-def count(data: str | Path) -> Count:
-    """Count the images of each class.
-
-    Args:
-        data: a folder, CSV file or named data set.
-    """
-    from vitkit.data.sources import read_source
-
-    table = read_source(data)
-    return Count({name: table.labels.count(i) for i, name in enumerate(table.classes)})
-'''
-    },
-    edits={
-        "__init__.py": [
-            (
-                "    from vitkit.verbs.convert import convert as convert\n",
-                "    from vitkit.verbs.convert import convert as convert\n    from vitkit.verbs.count import Count as Count, count as count\n",
-            )
-        ]
-    },
-    trial="""
-import contextlib, io, json
-from vitkit.cli.app import main
-
-expected = {folder.name: len(list(folder.iterdir())) for folder in sorted(data.iterdir())}
-assert vitkit.count(data).to_dict() == expected
-printed = io.StringIO()
-sys.argv = ["vitkit", "count", str(data), "--json"]
-with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-    main()
-assert json.loads(printed.getvalue()) == expected
-""",
-)
-
 ADDITIONS = {  # and how many existing files each edits, and how many files it touches with its new ones
     "attention": (ATTENTION, 2, 3),
     "loss": (LOSS, 2, 2),
     "metric": (METRIC, 1, 2),
-    "verb": (VERB, 1, 2),
 }
 
 
