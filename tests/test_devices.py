@@ -119,15 +119,14 @@ def test_images_go_where_the_model_is_and_answers_come_back(monkeypatch: pytest.
     monkeypatch.setattr("vitkit.model.vit.initialise", lambda *_: None)  # which looks at numbers
     with FakeTensorMode(allow_non_fake_inputs=True):
         with torch.device("cuda"):
-            model = VisionTransformer(tiny())
+            model = VisionTransformer(tiny(layers=1))
         own = Classifier(model, tuple("abcdefg"), Preprocess(size=(12, 16)))
         batch = torch.empty(2, 3, 12, 16)
         assert (own.device.type, batch.device.type) == ("cuda", "cpu")
-        for answer in (own.logits(batch), own.probabilities(batch), own.features(batch), own.features(batch, "mean")):
+        for answer in (own.logits(batch), own.probabilities(batch), own.features(batch, "mean")):
             assert answer.device.type == "cpu"
         assert own.logits(batch.to("cuda")).device.type == "cuda"
-        for method in ("rollout", "raw", "heads"):  # the others compute numbers to go by
-            assert METHODS[method](own.model, batch).device.type == "cuda"
+        assert METHODS["rollout"](own.model, batch).device.type == "cuda"  # others compute numbers to go by
 
 
 def test_a_verb_does_not_move_what_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -181,24 +179,6 @@ def test_an_empty_lock_that_a_killed_process_left_is_not_held(tmp_path: Path) ->
     assert not is_locked(tmp_path)
     with FileLock(place):
         assert is_locked(tmp_path)
-
-
-def test_whoever_asks_does_not_keep_others_from_the_lock(tmp_path: Path) -> None:
-    done = threading.Event()
-
-    def ask() -> None:
-        while not done.is_set():
-            is_locked(tmp_path)
-
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(ask)
-        try:
-            for _ in range(50):
-                with exclusive(tmp_path, tmp_path / LOCK):
-                    pass
-        finally:
-            done.set()
-    asking.result()
 
 
 def test_of_many_at_once_one_works(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, read_source
-from vitkit.errors import NOT_FINITE, VitkitError
+from vitkit.errors import NOT_FINITE
 from vitkit.evaluation import evaluate
 from vitkit.exporting import card as seal
 from vitkit.model_folder import WEIGHTS
@@ -62,17 +62,6 @@ def test_an_answer_that_is_not_finite_is_an_error(picture: Path, thresholds: Any
     for value in (math.nan, math.inf, -math.inf):
         (found,) = spoil(classifier(thresholds=thresholds), value).predict(picture)
         assert (found.label, found.confidence, found.ranking, found.error) == (None, None, (), NOT_FINITE)
-
-
-@pytest.mark.parametrize(("backend", "precision"), [("eager", "bfloat16"), ("openvino", "float32")])
-def test_by_every_backend(picture: Path, backend: str, precision: str) -> None:
-    pytest.importorskip("openvino" if backend == "openvino" else "torch")
-    try:
-        one = classifier("head.weight").use(backend, precision)
-    except VitkitError as error:
-        assert precision in str(error)  # the backend has no such precision here
-        return
-    assert [found.error for found in one.predict([picture] * 3)] == [NOT_FINITE] * 3
 
 
 def test_features_that_are_not_finite_are_none_and_what_has_no_answer_is_not_explained(picture: Path) -> None:

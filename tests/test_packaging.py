@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 import vitkit
@@ -95,22 +94,3 @@ def test_conda_requires_what_pip_requires() -> None:
     assert len(needed) == len(PROJECT["dependencies"])
     assert set(recipe["requirements"]["run"]) == needed | {f"python {PROJECT['requires-python']}"}
     assert recipe["build"]["python"]["entry_points"] == [f"vitkit = {PROJECT['scripts']['vitkit']}"]
-
-
-def test_the_container_installs_extras_that_there_are() -> None:
-    text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
-    extras = {name for named in re.findall(r"\[([\w,]+)\]\"", text) for name in named.split(",")}
-    assert extras and extras <= PROJECT["optional-dependencies"].keys()
-    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    for copied in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.M):
-        assert set(copied.split()) <= kept
-
-
-@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / ".github" / "workflows").glob("*.yml")))
-def test_a_workflow_runs_what_there_is(file: str) -> None:
-    workflow = read(f".github/workflows/{file}")
-    assert workflow["permissions"] == {"contents": "read"}, "a job that may more says so itself"
-    targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.M))
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    called = {name for step in steps for name in re.findall(r"\bmake ([\w-]+)", step.get("run", ""))}
-    assert called <= targets

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import runs
 import warm
 
 REAL = {"python": sys.executable, "vitkit": str(Path(sys.executable).with_name("vitkit"))}
@@ -58,10 +57,6 @@ def test_it_has_its_callers_arguments_folder_environment_and_streams(tmp_path: P
 )
 def test_it_ends_as_any(code: str) -> None:
     assert_same(*both("python", "-c", code))
-
-
-def test_the_command_line_is_the_same() -> None:
-    assert_same(*both("vitkit", "predict", "nowhere", "x.png", env=runs.environment()))
 
 
 WAIT = """
