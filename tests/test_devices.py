@@ -1,5 +1,6 @@
 """`--device`: what is asked for is taken or refused in a line, by every command that computes."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,13 @@ def test_verbs_refuse_a_missing_device(monkeypatch: pytest.MonkeyPatch, tmp_path
     have(monkeypatch)
     data, model, out = folder(tmp_path / "data", {"a": 1, "b": 1}), tmp_path / "model", tmp_path / "out"
     classifier().save(model)
+    calls: list[Callable[[Any], object]] = [
+        lambda device: vitkit.bench(model, device=device),
+        lambda device: vitkit.train(data, Recipe(device=device), out=out),
+        lambda device: vitkit.explain(model, data, out, compute=vitkit.Compute(device=device)),
+    ]
     for device, code in (("mps", "system.device-missing"), ("tpu", "text.value-wrong")):
-        for call in (
-            lambda device: vitkit.bench(model, device=device),
-            lambda device: vitkit.train(data, Recipe(device=device), out=out),
-            lambda device: vitkit.explain(model, data, out, compute=vitkit.Compute(device=device)),
-        ):
+        for call in calls:
             with refused(code, device):
                 call(device)
     assert not list(out.glob("**/*.*"))
