@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,13 @@ def test_a_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
         assert names(tmp_path) == ["a.bin"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
-    with pytest.raises(error), replacing(path) as temporary:
-        temporary.write_bytes(b"half")
-        raise error
+    for error in (RuntimeError, KeyboardInterrupt):
+        with pytest.raises(error), replacing(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise error
     with pytest.raises(FileNotFoundError), replacing(path):
         pass  # nothing is written
     assert path.read_bytes() == b"old"
@@ -45,26 +44,23 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: t
 
 
 def test_a_failure_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for name, error in (("none/a.svg", FileNotFoundError), ("file/a", NotADirectoryError)):
-        path = str(tmp_path / name)
-        with pytest.raises(error) as raised, replacing(Path(path)) as temporary:
-            temporary.write_bytes(b"")
-        assert raised.value.filename == path and str(raised.value).endswith(f"{path!r}")
+    path = str(tmp_path / "none" / "a.svg")
+    with pytest.raises(FileNotFoundError) as raised, replacing(Path(path)) as temporary:
+        temporary.write_bytes(b"")
+    assert raised.value.filename == path and str(raised.value).endswith(f"{path!r}")
     (tmp_path / "a.bin" / "in the way").mkdir(parents=True)
     with pytest.raises(OSError):
         write_text(tmp_path / "a.bin", "new")
-    assert names(tmp_path) == ["a.bin", "file"], "a failing rename leaves no temporary file"
+    assert names(tmp_path) == ["a.bin"], "a failing rename leaves no temporary file"
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    with runs.files_of_at_most(1000), pytest.raises(OSError) as raised:
-        write_text(path, "x" * 100_000)
-    assert raised.value.filename == str(path), "the system's own error names no file"
-    with runs.files_of_at_most(1000), pytest.raises(OSError):
-        write_json(path, ["x"] * 100_000)
+    for write, content in ((write_text, "x" * 100_000), (write_json, ["x"] * 100_000)):
+        with runs.files_of_at_most(1000), pytest.raises(OSError) as raised:
+            write(path, content)  # type: ignore[arg-type]
+        assert raised.value.filename == str(path), "the system's own error names no file"
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 
@@ -78,16 +74,10 @@ def test_json_keeps_unicode_readable_and_comes_back(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {"a": object()})
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == text
-    write_text(tmp_path / "a.txt", "Größe\n猫\n")
-    assert (tmp_path / "a.txt").read_bytes() == "Größe\n猫\n".encode()
+    write_text(tmp_path / "a.txt", '\ufeff{"a": "\ufeff"}')  # as some editors begin a file
+    assert files.read_json(tmp_path / "a.txt") == {"a": "\ufeff"}
+    assert files.from_json((tmp_path / "a.txt").read_bytes()) == {"a": "\ufeff"}
     assert names(tmp_path) == ["a.json", "a.txt"]
-
-
-def test_json_may_begin_with_a_byte_order_mark_as_some_editors_write_it(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"a": "\ufeff"}', encoding="utf-8-sig")
-    for content in ((tmp_path / "a.json").read_text(encoding="utf-8"), (tmp_path / "a.json").read_bytes()):
-        assert files.from_json(content) == {"a": "\ufeff"}
-    assert files.read_json(tmp_path / "a.json") == {"a": "\ufeff"}
 
 
 def test_only_one_works_on_a_file_and_the_other_is_told_who(tmp_path: Path) -> None:
@@ -179,26 +169,6 @@ def test_an_empty_lock_that_a_killed_process_left_is_not_held(tmp_path: Path) ->
         assert is_locked(tmp_path)
 
 
-def test_whoever_asks_does_not_keep_others_from_the_lock(tmp_path: Path) -> None:
-    place, taken = tmp_path / LOCK, 0
-    done = threading.Event()
-
-    def ask() -> None:
-        while not done.is_set():
-            is_locked(tmp_path)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    try:
-        for _ in range(50):
-            with exclusive(tmp_path, place):
-                taken += 1
-    finally:
-        done.set()
-        asking.join()
-    assert taken == 50
-
-
 def test_of_many_at_once_one_works(tmp_path: Path) -> None:
     """Each adds a line to the file and takes it away again; two at once would see the other's."""
     code = (
@@ -214,8 +184,6 @@ def test_of_many_at_once_one_works(tmp_path: Path) -> None:
         "print(done)"
     )
     command = [sys.executable, "-c", code, tmp_path / "a"]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
-    outputs = [process.communicate() for process in running]
-    assert [error for _, error in outputs] == [b""] * 4
-    assert [out for out, _ in outputs] == [b"5\n"] * 4
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
+    assert [process.communicate() for process in running] == [(b"5\n", b"")] * 3
     assert names(tmp_path) == []

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+import foreign
 import photos
 import runs
 from cli.conftest import vitkit as command
@@ -24,11 +24,11 @@ from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, read_source
-from vitkit.errors import NOT_FINITE, VitkitError
+from vitkit.errors import NOT_FINITE
 from vitkit.evaluation import evaluate
 from vitkit.exporting import card as seal
 from vitkit.model_folder import WEIGHTS
-from vitkit.system import to_json, write_json
+from vitkit.system import to_json
 from vitkit.weights import load
 
 __all__ = ["command"]
@@ -57,28 +57,11 @@ def picture(tmp_path: Path) -> Path:
     return photos.save(photos.noise(16, 12), tmp_path / "one.png")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("thresholds", [None, (0.5, 0.5, 0.5)])
-def test_an_answer_that_is_not_finite_is_an_error(picture: Path, value: float, thresholds: Any) -> None:
-    (found,) = spoil(classifier(thresholds=thresholds), value).predict(picture)
-    assert (found.label, found.confidence, found.ranking, found.error) == (None, None, (), NOT_FINITE)
-
-
-@pytest.mark.parametrize(
-    ("backend", "precision"),
-    [
-        *(("eager", "float32"), ("eager", "bfloat16"), ("openvino", "float32"), ("openvino", "bfloat16")),
-        pytest.param("onnx", "float32", marks=pytest.mark.accept),  # as its file below by day
-    ],
-)
-def test_by_every_backend(picture: Path, backend: str, precision: str) -> None:
-    pytest.importorskip({"onnx": "onnxruntime"}.get(backend, backend if backend == "openvino" else "torch"))
-    try:
-        one = classifier("head.weight").use(backend, precision)
-    except VitkitError as error:
-        assert precision in str(error)  # the backend has no such precision here
-        return
-    assert [found.error for found in one.predict([picture] * 3)] == [NOT_FINITE] * 3
+def test_an_answer_that_is_not_finite_is_an_error(picture: Path, thresholds: Any) -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        (found,) = spoil(classifier(thresholds=thresholds), value).predict(picture)
+        assert (found.label, found.confidence, found.ranking, found.error) == (None, None, (), NOT_FINITE)
 
 
 def test_features_that_are_not_finite_are_none_and_what_has_no_answer_is_not_explained(picture: Path) -> None:
@@ -96,18 +79,15 @@ def test_figures_are_not_of_the_rest_alone(tmp_path: Path, thresholds: Any) -> N
         classifier(temperature=math.inf)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float) -> None:
-    spoil(classifier(), value, "blocks.1.attn.qkv.weight").save(tmp_path)
-    with refused("weights.values-not-finite", "blocks.1.attn.qkv.weight has 1 "):
-        load(tmp_path)
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    for value in (math.nan, -math.inf):
+        spoil(classifier(), value, "blocks.1.attn.qkv.weight").save(tmp_path)
+        with refused("weights.values-not-finite", "blocks.1.attn.qkv.weight has 1 "):
+            load(tmp_path)
 
 
 def test_and_in_a_foreign_file_by_the_name_they_have_there(tmp_path: Path) -> None:
-    transformers.logging.disable_progress_bar()
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=7)
-    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    foreign.save_folder(foreign.make("HF ViT"), tmp_path)
     state = load_file(tmp_path / WEIGHTS)
     (name,) = (name for name in state if "layer.1" in name and name.endswith("key.bias"))
     state[name][3] = math.nan
@@ -116,8 +96,7 @@ def test_and_in_a_foreign_file_by_the_name_they_have_there(tmp_path: Path) -> No
         load(tmp_path)
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize(("suffix", "dtype"), [(".pth", torch.float16), (".safetensors", torch.float64)])
 def test_weights_too_large_for_their_precision_are_refused(tmp_path: Path, suffix: str, dtype: torch.dtype) -> None:
     state = {name: tensor.to(torch.float64) for name, tensor in build().state_dict().items()}
     state["norm.weight"][0] = 70_000.0 if dtype == torch.float16 else 1e300  # for half; for single, as which we read
@@ -134,11 +113,8 @@ _TREES = st.recursive(
 )
 
 
-def strictly(text: str) -> Any:
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
+def refuse(word: str) -> None:
+    raise AssertionError(f"{word} is no JSON")
 
 
 def plain(value: Any) -> Any:
@@ -152,14 +128,10 @@ def plain(value: Any) -> Any:
 
 @settings(max_examples=50)
 @given(_TREES, st.sampled_from([None, 2]))
+@example({"caf\udce9 \N{PILE OF POO}": math.nan}, 2)
 def test_what_is_written_every_reader_takes(value: Any, indent: int | None) -> None:
-    assert strictly(to_json(value, indent)) == plain(value)
-
-
-def test_names_that_are_not_utf8_survive(tmp_path: Path) -> None:
-    name = "caf\udce9 \N{PILE OF POO}"
-    write_json(tmp_path / "x.json", {name: math.nan})
-    assert strictly((tmp_path / "x.json").read_text(encoding="utf-8")) == {name: None}
+    text = to_json(value, indent).encode("utf-8")
+    assert json.loads(text, parse_constant=refuse) == plain(value)
 
 
 def test_one_function_makes_json() -> None:
@@ -182,15 +154,15 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_predict_writes_a_row_with_the_reason(command: Any, model: Path, picture: Path, suffix: str) -> None:
-    out = picture.with_name(f"out.{suffix}")
-    assert command("predict", model, picture, "-o", out, "--reject", 0.5, "--top", 2).code == 1  # every row failed
-    text = out.read_text(encoding="utf-8")
-    row = next(csv.DictReader(io.StringIO(text))) if suffix == "csv" else json.loads(text)
-    assert (row["path"], row["label"] or None, row["confidence"] or None) == (str(picture), None, None)
-    assert row["error"] == NOT_FINITE
-    assert "nan" not in text.casefold().replace("nan or", "")
+def test_predict_writes_a_row_with_the_reason(command: Any, model: Path, picture: Path) -> None:
+    for suffix in ("csv", "jsonl"):
+        out = picture.with_name(f"out.{suffix}")
+        assert command("predict", model, picture, "-o", out, "--reject", 0.5, "--top", 2).code == 1  # every row failed
+        text = out.read_text(encoding="utf-8")
+        row = next(csv.DictReader(io.StringIO(text))) if suffix == "csv" else json.loads(text)
+        assert (row["path"], row["label"] or None, row["confidence"] or None) == (str(picture), None, None)
+        assert row["error"] == NOT_FINITE
+        assert "nan" not in text.casefold().replace("nan or", "")
 
 
 def test_eval_explain_and_embed_say_it(command: Any, model: Path, tmp_path: Path, picture: Path) -> None:

@@ -1,7 +1,5 @@
 """What is published: the wheel, the recipe for conda, the container, the citation, and the workflows that make them."""
 
-import hashlib
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +8,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 import vitkit
@@ -49,24 +46,17 @@ main()
 _BUILD = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
 
 
-def built(folder: Path) -> Path:
-    folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", _BUILD, str(folder)],
-        cwd=ROOT, env={**os.environ, "SOURCE_DATE_EPOCH": "1764000000"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return folder / done.stdout.strip()
-
-
 def read(path: str) -> Any:
     return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
 
 
-def test_the_wheel_is_small_and_the_same_each_time(tmp_path: Path) -> None:
-    first, second = (built(tmp_path / name) for name in ("first", "second"))
-    assert first.stat().st_size <= MOST
-    assert hashlib.sha256(first.read_bytes()).digest() == hashlib.sha256(second.read_bytes()).digest()
-    with zipfile.ZipFile(first) as wheel:
+def test_the_wheel_is_small_and_holds_all_sources(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _BUILD, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    built = tmp_path / done.stdout.strip()
+    assert built.stat().st_size <= MOST
+    with zipfile.ZipFile(built) as wheel:
         held = set(wheel.namelist())
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
     kept = {name for name in sources if "__pycache__" not in name}
@@ -104,42 +94,3 @@ def test_conda_requires_what_pip_requires() -> None:
     assert len(needed) == len(PROJECT["dependencies"])
     assert set(recipe["requirements"]["run"]) == needed | {f"python {PROJECT['requires-python']}"}
     assert recipe["build"]["python"]["entry_points"] == [f"vitkit = {PROJECT['scripts']['vitkit']}"]
-
-
-def test_the_citation_names_the_paper() -> None:
-    citation = read("CITATION.cff")
-    assert (citation["license"], citation["title"].split(":")[0]) == (PROJECT["license"], "vitkit")
-    (paper,) = citation["references"]
-    assert paper["title"].startswith("An Image is Worth 16x16 Words") and len(paper["authors"]) == 12
-    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
-    assert links and all((ROOT / link).is_file() for link in links)
-
-
-def test_the_container_installs_extras_that_there_are() -> None:
-    text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
-    extras = {name for named in re.findall(r"\[([\w,]+)\]\"", text) for name in named.split(",")}
-    assert extras and extras <= PROJECT["optional-dependencies"].keys()
-    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    for copied in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.M):
-        assert set(copied.split()) <= kept
-
-
-@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / ".github" / "workflows").glob("*.yml")))
-def test_a_workflow_runs_what_there_is(file: str) -> None:
-    workflow = read(f".github/workflows/{file}")
-    assert workflow["permissions"] == {"contents": "read"}, "a job that may more says so itself"
-    targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.M))
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    assert all(("run" in step) != ("uses" in step) for step in steps)
-    called = {name for step in steps for name in re.findall(r"\bmake ([\w-]+)", step.get("run", ""))}
-    assert called <= targets
-    for step in steps:
-        done = subprocess.run(["bash", "-n"], input=step.get("run", ""), capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_nightly_tries_every_version_of_python_and_the_oldest_dependencies() -> None:
-    jobs = read(".github/workflows/nightly.yml")["jobs"]
-    versions = jobs["versions"]["strategy"]["matrix"]["python"]
-    assert [f">={versions[0]}", len(versions)] == [PROJECT["requires-python"], 4]
-    assert any("lowest-direct" in step.get("run", "") for step in jobs["oldest"]["steps"])

@@ -1,13 +1,11 @@
-"""What vitkit writes it reads back: any labels, splits, predictions, shards and models."""
+"""What vitkit writes it reads back: any labels, splits, shards and models."""
 
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -20,7 +18,6 @@ from vitkit.data.labels import Edit, add_edits, read_labels, undo_edits
 from vitkit.data.shard_writer import write_shards
 from vitkit.data.split_file import split_to_dict, table_from_split
 from vitkit.errors import VitkitError
-from vitkit.inference.prediction import FORMATS, Columns, Ranking, rank
 from vitkit.model import VisionTransformer, ViTConfig
 from vitkit.weights import load
 
@@ -36,12 +33,11 @@ def folder() -> Iterator[Path]:
 
 @settings(max_examples=40)
 @given(
-    st.lists(
-        st.tuples(TEXT, TEXT | st.just(""), TEXT | st.just("")).map(lambda row: Edit(*row)), min_size=1, max_size=5
-    ),
+    st.lists(st.tuples(TEXT, TEXT | st.just(""), TEXT | st.just("")), min_size=1, max_size=5),
     st.integers(1, 5),
 )
-def test_labels(edits: Sequence[Edit], first: int) -> None:
+def test_labels(rows: list[tuple[str, str, str]], first: int) -> None:
+    edits = [Edit(*row) for row in rows]
     assume(all(edit.path.strip() for edit in edits))
     with folder() as here:
         file = here / "labels.csv"
@@ -51,7 +47,7 @@ def test_labels(edits: Sequence[Edit], first: int) -> None:
             assert "rename" in str(error)
             return
         known = read_labels(file)
-        assert [edit._replace(when="") for edit in known.edits] == list(edits)
+        assert [edit._replace(when="") for edit in known.edits] == edits
         assert [edit for part in made for edit in part] == list(known.edits)
         assert undo_edits(file) == made[-1]
         assert read_labels(file).edits == tuple(edit for part in made[:-1] for edit in part)
@@ -69,26 +65,6 @@ def test_splits(classes: list[str], paths: list[str], data: st.DataObject) -> No
     rows = [set(zip(own.paths, own.labels, own.splits, strict=True)) for own in (table, again)]
     assert rows[0] == rows[1] and len(again) == len(table)
     assert split_to_dict(again)["hash"] == stored["hash"]
-
-
-@settings(max_examples=50)
-@given(NAMES, TEXT, st.sampled_from(sorted(FORMATS)), st.data())
-def test_predictions(classes: list[str], path: str, suffix: str, data: st.DataObject) -> None:
-    scores = [data.draw(st.floats(0, 1, width=32)) for _ in classes]
-    assume(sum(scores) > 0)
-    probabilities = np.array(scores, np.float32) / np.float32(sum(scores))
-    columns = Columns(
-        top=data.draw(st.integers(1, len(classes))),
-        reject=data.draw(st.none() | st.floats(0.01, 1)),
-        has_familiar=data.draw(st.booleans()),
-    )
-    familiar = data.draw(st.floats(0.001, 1)) if columns.has_familiar else None
-    form, prediction = FORMATS[suffix](columns), rank(path, Ranking(tuple(classes), probabilities), None, familiar)
-    expected, found = columns.row(prediction), form.decode(form.encode(prediction))
-    assert (found.path, found.label, found.is_rejected) == (expected.path, expected.label, expected.is_rejected)
-    assert [name for name, _ in found.top] == [name for name, _ in expected.top]
-    numbers = [[row.confidence, row.familiar or 0, *(p for _, p in row.top)] for row in (found, expected)]
-    assert numbers[0] == pytest.approx(numbers[1], abs=1e-6)
 
 
 @settings(max_examples=12)

@@ -41,17 +41,6 @@ def test_the_largest_model_is_described_in_three_seconds() -> None:
     assert min(times) < 3, times
 
 
-@pytest.mark.skipif(DATA is None, reason="VITKIT_TEST_DATA is not set")
-def test_real_photographs_train_from_scratch(tmp_path: Path) -> None:
-    flowers = Path(str(DATA)) / "data" / "flowers"
-    model = ("--model", "vit_tiny_patch16_224", "--method", "scratch", "--epochs", 1, "--max-images", 200)
-    vitkit("train", flowers, *model, "--out", tmp_path / "run")
-    numbers = json.loads(vitkit("eval", tmp_path / "run", "--json"))
-    assert numbers["images"] == 500
-    rows = vitkit("predict", tmp_path / "run", flowers / "roses").splitlines()
-    assert len(rows) == 501 and rows[0].startswith("path,label,confidence")
-
-
 @pytest.mark.parametrize("model", ["convmlp_patch4", "convproj_patch4", "interleaved_patch4", "r_s4"])
 def test_mixtures_and_the_small_hybrid_learn_the_digits(model: str, tmp_path: Path) -> None:
     vitkit("train", "digits", "--model", f"vit_micro_{model}_16", "--out", tmp_path / "run")

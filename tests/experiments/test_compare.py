@@ -2,9 +2,7 @@
 
 import csv
 import json
-import random
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -121,19 +119,15 @@ def test_two_names_of_one_configuration_are_tied_and_share_their_runs(found: vit
 def test_it_is_shown(found: vitkit.Result) -> None:
     lines = found.lines()
     assert lines[0].endswith("12 test images, 2 seeds")
-    assert all(any(name in line for line in lines) for name in (A, B))
-    assert set(found.verdicts) <= set(lines) and set(found.summary[1:]) <= set(lines)
+    assert {*found.verdicts, *found.summary[1:]} <= set(lines)
     assert lines[-1].startswith(f"{found.summary[0]}, on 12 test images (")
-    verdict = lines[-2].removesuffix(".")
-    assert verdict in repr(found)
-    assert found.next_step.startswith(f"open {found.report}, or vitkit predict ")
+    assert lines[-2].removesuffix(".") in repr(found)
     best, luck = found.figures["best"], found.figures["luck"]
     assert best["of"] == 2 and best["model"] in (A, B), "two names of one configuration are one model"
     assert best["interval"][0] <= best["expected"] <= best["measured"] == max(own["accuracy"] for own in found.models)
     assert luck["trainings"] == 4 and luck["by_model"][A] == luck["by_model"][f"{A}@none"]
     assert "measured" in found.summary[0] and "correction for its selection" in found.summary[0]
-    page = found.report.read_text(encoding="utf-8")
-    assert "expected accuracy" in page and "The seed changes the accuracy" in page
+    assert "expected accuracy" in found.report.read_text(encoding="utf-8")
     assert "<table>" in found._repr_html_()
 
 
@@ -155,11 +149,10 @@ def test_killed_anywhere_and_resumed_it_gives_the_same(found: vitkit.Result, cop
     assert timeless(compare(out=copied, resume=True).to_dict()) == timeless(found.to_dict())
 
 
-@pytest.mark.parametrize("damage", ["{", '{"a": "x"}'])
-def test_speeds_that_cannot_be_read_are_measured_again(copied: Path, damage: str) -> None:
+def test_speeds_that_cannot_be_read_are_measured_again(copied: Path) -> None:
     (copied / "comparison.json").unlink()
     names = json.loads((copied / "speeds.json").read_text(encoding="utf-8"))
-    (copied / "speeds.json").write_text(damage.replace('"a"', f'"{next(iter(names))}"'), encoding="utf-8")
+    (copied / "speeds.json").write_text(json.dumps({next(iter(names)): "x"}), encoding="utf-8")
     compare(out=copied, resume=True)
     assert json.loads((copied / "speeds.json").read_text(encoding="utf-8")).keys() == names.keys()
 
@@ -213,10 +206,10 @@ def test_a_run_that_was_judged_by_other_images_is_refused(copied: Path) -> None:
         compare(out=copied, resume=True)
 
 
-@pytest.mark.parametrize("changed", [{"models": [A]}, {"fractions": "0.3,1"}, {"seeds": 5}, {"lr": 0.5}], ids=str)
-def test_another_comparison_is_not_gone_on_with(found: vitkit.Result, changed: dict[str, Any]) -> None:
-    with refused("experiments.argument-changed", *changed):
-        compare(**runs.divided(compare, **changed), out=found.folder, resume=True)
+def test_another_comparison_is_not_gone_on_with(found: vitkit.Result) -> None:
+    for name, value in {"models": [A], "fractions": "0.3,1", "seeds": 5, "lr": 0.5}.items():
+        with refused("experiments.argument-changed", name):
+            compare(**runs.divided(compare, **{name: value}), out=found.folder, resume=True)
 
 
 def test_a_folder_that_is_taken(found: vitkit.Result, data: Path, tmp_path: Path) -> None:
@@ -233,23 +226,17 @@ def test_a_folder_that_is_taken(found: vitkit.Result, data: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("models", "fields", "code", "named"),
     [
-        ([A, B, "vit_nothing_16"], {}, "model.name-unknown", "vit_nothing_16"),
         ([A, B, f"{A}@no/such/file.pth"], {}, "weights.source-missing", "file.pth"),
         ([A, f"{A}@"], {}, "experiments.models-invalid", A),
         ([A, "none-such.toml"], {}, "training.recipe-unknown", "none-such.toml"),
         (["some.toml"], {"recipe": "digits"}, "experiments.recipe-twice", "some.toml"),
-        ("a,,b", {}, "experiments.models-invalid", ""),
-        ([A], {"budget": "epochs=0"}, "experiments.budget-invalid", ""),
         ([A], {"budget": "time=soon"}, "training.duration-invalid", "soon"),
         ([A], {"budget": "flops=many"}, "experiments.budget-invalid", "many"),
-        ([A], {"budget": "days=3"}, "experiments.budget-invalid", "days=3"),
         ([A], {"budget": "epochs=2", "epochs": 3}, "experiments.budget-twice", ""),
         ([A], {"fractions": "0,1"}, "experiments.fractions-invalid", ""),
         ([A], {"fractions": "0.01,1"}, "data.limit-too-small", "0.01"),
-        ([A], {"seeds": 0}, "text.value-outside", "seeds"),
         ([A], {"stress": "blur,fog"}, "experiments.stress-unknown", "fog"),
         ([A, "torchvision:resnet0"], {}, "model.name-unknown", "resnet0"),
-        ([A], {"folds": 3}, "experiments.field-refused", "folds"),
         ([A], {"model": B}, "experiments.field-refused", "model"),
         (None, {}, "experiments.argument-missing", "models"),
     ],
@@ -344,33 +331,9 @@ def command(data: Path, out: Path, *flags: str) -> list[str]:
 
 
 @pytest.mark.accept
-def test_killed_again_and_again_it_gives_the_same_table(data: Path, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run(command(data, whole), env=runs.environment(), check=True)
-    wait, kills = random.Random(0), 0
-    while True:
-        resume = ["--resume"] if (broken / "plan.json").exists() else []
-        with subprocess.Popen(command(data, broken, *resume), env=runs.environment()) as process:
-            try:
-                process.wait(wait.uniform(3, 9))
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                kills += 1
-                continue
-        assert process.returncode == 0
-        break
-    assert kills >= 2
-    tables = [json.loads((own / "comparison.json").read_text(encoding="utf-8")) for own in (whole, broken)]
-    assert timeless(tables[0]) == timeless(tables[1])
-
-
-@pytest.mark.accept
 def test_side_by_side_it_is_the_same_and_none_is_left_at_work(data: Path, tmp_path: Path) -> None:
-    tables = []
     for out, devices in (("one", "1"), ("two", "2")):
         subprocess.run(command(data, tmp_path / out, "--devices", devices), env=runs.environment(), check=True)
-        tables.append(json.loads((tmp_path / out / "comparison.json").read_text(encoding="utf-8")))
-    assert timeless(tables[0]) == timeless(tables[1])
     killed = subprocess.Popen(command(data, tmp_path / "three", "--devices", "2"), env=runs.environment())
     while not list((tmp_path / "three").glob("runs/*/metrics.csv")):
         time.sleep(0.2)
@@ -383,5 +346,5 @@ def test_side_by_side_it_is_the_same_and_none_is_left_at_work(data: Path, tmp_pa
             break
         time.sleep(1)
     assert done.returncode == 0, done.stderr
-    table = json.loads((tmp_path / "three" / "comparison.json").read_text(encoding="utf-8"))
-    assert timeless(table) == timeless(tables[0])
+    tables = [json.loads((tmp_path / name / "comparison.json").read_text()) for name in ("one", "two", "three")]
+    assert timeless(tables) == [timeless(tables[0])] * 3

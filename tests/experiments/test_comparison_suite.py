@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(runs.photos(root / name, images=10, seed=seed)) for seed, name in enumerate(("photos", "others"))]
 
 
-Suite: TypeAlias = tuple[vitkit.Result, list[str]]
+Suite = tuple[vitkit.Result, list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,9 @@ def suite(folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> Suite
     return result, said
 
 
-def test_the_cells_are_those_of_the_comparisons_with_means_and_ranks_over_them(suite: Suite) -> None:
+def test_the_cells_are_those_of_the_comparisons_with_means_and_ranks_over_them(
+    suite: Suite,
+) -> None:
     result, said = suite
     assert result.figures == json.loads((result.folder / "suite.json").read_text())
     assert "photos: 2 of 2 runs are finished already" in said
@@ -77,19 +79,13 @@ def test_the_cells_are_those_of_the_comparisons_with_means_and_ranks_over_them(s
     assert sum(model["mean_rank"] for model in result.figures["models"]) == 3, "of two models, with ties halved"
 
 
-COVERED_AS_WELL = ((20, (0.9, 0.9)), (10, (0.85,) * 4))
-
-
-@pytest.mark.parametrize(
-    ("images", "rates"),
-    [(5, (0.8, 0.8)), (50, (0.99, 0.5)), *(pytest.param(*own, marks=pytest.mark.accept) for own in COVERED_AS_WELL)],
-)
+@pytest.mark.parametrize(("images", "rates"), [(5, (0.8, 0.8)), (50, (0.99, 0.5))])
 def test_the_interval_of_a_mean_covers_the_true_mean(images: int, rates: tuple[float, ...]) -> None:
-    """Over 1000 simulated comparisons of a model with known accuracies, whose own intervals are Clopper's."""
+    """Over 500 simulated comparisons of a model with known accuracies, whose own intervals are Clopper's."""
     rng, covered = np.random.default_rng(0), 0
     ends = [binomtest(right, images).proportion_ci() for right in range(images + 1)]
     labels = [f"data {i}" for i in range(len(rates))]
-    for _ in range(1000):
+    for _ in range(500):
         contents = []
         for rate in rates:
             right = int(rng.binomial(images, rate))
@@ -99,7 +95,7 @@ def test_the_interval_of_a_mean_covers_the_true_mean(images: int, rates: tuple[f
         low, high = row["mean"]["interval"]
         assert 0 <= low <= row["mean"]["accuracy"] <= high <= 1
         covered += low <= sum(rates) / len(rates) <= high
-    assert covered > 930
+    assert covered > 465
 
 
 def test_significant_differences_are_counted() -> None:
@@ -117,38 +113,30 @@ def test_significant_differences_are_counted() -> None:
         assert told.startswith(f"{name} is significantly better than another model in 1 and worse in 1 of 4")
 
 
-def test_what_each_training_costs_is_said_before_it_begins(suite: Suite) -> None:
+def test_it_is_shown_and_what_each_training_costs_before_it_begins(suite: Suite) -> None:
     result, said = suite
     first = next(place for place, line in enumerate(said) if "run 1 of" in line)
     (row,) = (line for line in said[:first] if line.startswith(A))
     single = json.loads((result.folder / "1-photos" / "comparison.json").read_text())
     (run,) = next(model["runs"] for model in single["models"] if model["name"] == A)
     assert float(row.split()[2]) == pytest.approx(run["training_flops"], rel=0.01)
-
-
-def test_it_is_shown(suite: Suite) -> None:
-    result, _ = suite
     page, text = result.report.read_text(encoding="utf-8"), "\n".join(result.lines())
     assert "1-photos/comparison.html" in page and "data:image/svg+xml" in page
     assert "mean ranks are not tested" in text and "not over other data sets" in text
     assert "<table>" in result._repr_html_()
 
 
-@pytest.mark.parametrize(
-    ("data", "fields", "code", "named"),
-    [
-        (["photos", "others"], {"models": None}, "experiments.argument-missing", ""),
-        (["photos", "photos/../photos"], {}, "experiments.data-twice", ""),
-        (["photos", "others"], {"models": ["no_such_model"]}, "model.name-unknown", "photos: "),
-        (["photos", "others"], {"folds": 3}, "experiments.field-refused", "folds"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_before_anything_is_written(
-    folders: list[str], tmp_path: Path, data: list[str], fields: dict[str, Any], code: str, named: str
-) -> None:
-    own = runs.divided(vitkit.compare, **FIELDS, **{"models": [A], **fields})
-    with refused(code, named):
-        vitkit.compare([f"{Path(folders[0]).parent}/{name}" for name in data], **own, out=tmp_path / "out")
+def test_what_cannot_be_done_is_refused_before_anything_is_written(folders: list[str], tmp_path: Path) -> None:
+    cases: list[tuple[list[str], dict[str, Any], str, str]] = [
+        (folders, {"models": None}, "experiments.argument-missing", ""),
+        ([folders[0], f"{folders[1]}/../photos"], {}, "experiments.data-twice", ""),
+        (folders, {"models": ["no_such_model"]}, "model.name-unknown", "photos: "),
+        (folders, {"folds": 3}, "experiments.field-refused", "folds"),
+    ]
+    for data, fields, code, named in cases:
+        with refused(code, named):
+            own = runs.divided(vitkit.compare, **FIELDS, **{"models": [A], **fields})
+            vitkit.compare(data, **own, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -101,22 +101,19 @@ def test_with_one_seed_a_verdict_is_of_these_trained_models() -> None:
     assert "cannot be distinguished" in verdict("a", "b", own, own, 1, "2 test images", 1)
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_the_same_answers_differ_by_nothing_and_yet_might(seeds: int) -> None:
-    answers = np.random.default_rng(2).random((seeds, 40)) < 0.7
-    own = difference(answers, answers)
-    assert own.mean == 0 and own.p == 1
-    assert own.interval[0] < 0 < own.interval[1]  # other images may show what these did not
+def test_the_same_answers_differ_by_nothing_and_yet_might() -> None:
+    for seeds in (1, 3):
+        answers = np.random.default_rng(2).random((seeds, 40)) < 0.7
+        own = difference(answers, answers)
+        assert own.mean == 0 and own.p == 1
+        assert own.interval[0] < 0 < own.interval[1]  # other images may show what these did not
 
 
 @pytest.mark.parametrize(
     ("seeds", "images", "luck", "trials"),
     [
-        *((3, 200, luck, 100) for luck in (0.0, 0.02)),
-        *(
-            pytest.param(seeds, images, luck, 1000, marks=pytest.mark.accept)
-            for seeds, images, luck in itertools.product((2, 3, 5), (60, 400), (0.0, 0.01, 0.03, 0.09))
-        ),
+        *((3, 200, luck, 60) for luck in (0.0, 0.02)),
+        *(pytest.param(*own, 1000, marks=pytest.mark.accept) for own in ((2, 60, 0.0), (3, 60, 0.09), (5, 400, 0.03))),
     ],
 )
 def test_intervals_cover(seeds: int, images: int, luck: float, trials: int, few_draws: None) -> None:
@@ -155,7 +152,7 @@ ANSWERS = st.tuples(st.integers(1, 4), st.integers(2, 30), st.integers(0, 2**32 
 
 
 @given(ANSWERS)
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_what_holds_of_any_answers(shape: tuple[int, int, int]) -> None:
     seeds, images, number = shape
     right = np.random.default_rng(number).random((3, seeds, images)) < 0.6
@@ -182,10 +179,7 @@ def test_what_holds_of_any_answers(shape: tuple[int, int, int]) -> None:
     ("models", "seeds", "luck", "trials"),
     [
         *((5, 2, luck, 60) for luck in (0.023, 0.09)),
-        *(
-            pytest.param(models, seeds, luck, 400, marks=pytest.mark.accept)
-            for models, seeds, luck in itertools.product((2, 5, 10), (2, 3, 5), (0.0, 0.023, 0.09))
-        ),
+        *(pytest.param(*own, 400, marks=pytest.mark.accept) for own in ((2, 2, 0.023), (5, 5, 0.09), (10, 3, 0.0))),
     ],
 )
 def test_equal_models_are_seldom_told_apart(models: int, seeds: int, luck: float, trials: int, few_draws: None) -> None:
@@ -195,15 +189,6 @@ def test_equal_models_are_seldom_told_apart(models: int, seeds: int, luck: float
         pairs = family(planted(rng, [0.8] * models, seeds, 500, luck=luck)).differences(all_pairs(models))
         found += any(own.is_distinguished for own in pairs)
     assert binomtest(found, trials, 0.06, alternative="greater").pvalue > 0.001, found
-
-
-def test_ten_points_are_found_by_three_seeds_that_vary_by_three(few_draws: None) -> None:
-    """A variance of each pair's own found them in half of the comparisons."""
-    rng, found = np.random.default_rng(11), 0
-    for _ in range(40):
-        pairs = family(planted(rng, [0.9, *[0.8] * 4], 3, 359, luck=0.03)).differences(all_pairs(5))
-        found += any(own.p < LEVEL for own in pairs[:4])
-    assert binomtest(found, 40, 0.8, alternative="less").pvalue > 0.001, found
 
 
 def test_the_best_of_equal_models_is_not_flattered(few_draws: None) -> None:
@@ -243,13 +228,9 @@ def test_a_model_that_varies_more_than_the_others_is_judged_by_its_own_seeds() -
     calm, wild = planted(rng, [0.8] * 4, 5, 2000, luck=0.002), planted(rng, [0.8] * 2, 5, 2000, luck=0.08)
     quiet, loud = family([*calm, *wild]).differences([(0, 1), (4, 5)])
     assert quiet.needed < 0.75 * loud.needed
+    by_chance = family(planted(rng, [0.8] * 10, 5, 300, luck=0.0))  # of which seeds move the accuracy by nothing
+    assert by_chance.chance_variance.mean() == pytest.approx(by_chance.seed_variance.mean(), rel=0.3)
     assert deviation(family(calm)) < 0.005 < 0.04 < deviation(family(wild))
-
-
-def test_images_on_which_trainings_differ_by_chance_are_counted_once() -> None:
-    """Of trainings that differ only in this way, the seeds move the accuracy by nothing."""
-    own = family(planted(np.random.default_rng(16), [0.8] * 10, 5, 300, luck=0.0))
-    assert own.chance_variance.mean() == pytest.approx(own.seed_variance.mean(), rel=0.3)
 
 
 def test_what_a_seed_does_to_all_models_alike_is_no_difference_between_them() -> None:
