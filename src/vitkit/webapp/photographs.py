@@ -75,10 +75,6 @@ class ChangedError(VitkitError):
     """The list of photographs has changed, so that the numbers in a request may refer to other photographs."""
 
 
-class GoneError(VitkitError):
-    """A photograph no longer exists at its path."""
-
-
 @dataclass(frozen=True)
 class SuspectLabels:
     """The suspected label errors that are shown with the photographs."""
@@ -326,7 +322,7 @@ def check_exist(files: Sequence[Place]) -> None:
     if missing:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         reason = f"{missing[0]} is no longer there{more}: nothing was written; search for the photographs again"
-        raise GoneError("webapp.photograph-missing", reason)
+        raise VitkitError("webapp.photograph-missing", reason)
 
 
 def clean_class_name(name: str, task: Task = SINGLE_LABEL) -> str:
@@ -382,13 +378,25 @@ class Thumbnails:
             return await asyncio.get_running_loop().run_in_executor(self._pool, _shrink, file, _LARGE_SIDE)
 
     async def respond(self, file: Place, request: Request, *, large: bool) -> Response:
-        """Answer a request with the thumbnail of a file, or with the picture at screen size."""
+        """Answer a request with the thumbnail of a file, or with the picture at screen size.
+
+        If the photograph cannot be read, the answer is a placeholder, without an error status, so that the browser's
+        console stays clean.
+        """
         try:
             jpeg = await (self.get_large(file) if large else self.get(file, request.is_disconnected))
-        except UnreadableImageError as error:
-            raise VitkitError(error.code, f"the photograph cannot be read: {error}") from error
-        headers = {"Cache-Control": "private, max-age=600"}
-        return Response(status_code=204) if jpeg is None else Response(jpeg, media_type="image/jpeg", headers=headers)
+        except UnreadableImageError:
+            return Response(_PLACEHOLDER, media_type="image/svg+xml", headers={"Cache-Control": "no-cache"})
+        if jpeg is None:
+            return Response(status_code=204, headers={"Cache-Control": "no-store"})
+        # The address changes with the list of photographs, the report, or the predictions.
+        return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=300"})
+
+
+_PLACEHOLDER = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64"><rect width="64" height="64" fill="#9994"/>'
+    '<path d="M20 20l24 24M44 20L20 44" stroke="#c44" stroke-width="4"/></svg>'
+)
 
 
 def thumbnail(file: Place) -> bytes:

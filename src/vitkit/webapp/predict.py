@@ -96,8 +96,7 @@ class StoredPredictions:
                 for cells in csv.DictReader(text):
                     row = {name: restored(cell or "") for name, cell in cells.items()}
                     ranking = [(row[label], float(row[value])) for label, value in columns if row.get(value)]
-                    familiar = row.get("familiar") or row.get("unknown")  # the name in files of earlier versions
-                    share = float(familiar) if familiar else None
+                    share = float(row["familiar"]) if row.get("familiar") else None
                     predictions.append(PhotoPrediction(row["path"], tuple(ranking[:_TOP]), row["error"], share))
         except (OSError, csv.Error, KeyError, ValueError) as error:
             reason = "the file with these predictions is gone or damaged: predict the folder again"
