@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,7 @@ _MAX_OFFERED = 200
 _MAX_BYTES = 2**31  # bytes of an uploaded file
 _UNFINISHED = ".12345678.part"  # an ending as long as that of a file that is being uploaded
 _MAX_FOLDERS = 2  # folders in front of the name of an uploaded file
+_RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)  # devices of Windows, with any suffix
 
 
 @dataclass(frozen=True)
@@ -181,10 +183,12 @@ def _check_new(target: Path) -> None:
 def _valid_name(name: str) -> str:
     """Make one part of a path valid on all operating systems; return an empty text if nothing remains.
 
-    Reserved characters are replaced, and long names are shortened.
+    Reserved characters and names are replaced, and long names are shortened.
     """
     valid = "".join("_" if char in '/\\:*?"<>|' or not char.isprintable() else char for char in name)
     valid = without_invisible(valid).strip(" .")
+    if _RESERVED.fullmatch(valid.partition(".")[0].strip()):
+        valid = f"_{valid}"
     stem, suffix = os.path.splitext(valid)  # noqa: PTH122  # a part is no path
     if len(suffix) >= 10:  # this is no file type
         stem, suffix = valid, ""

@@ -46,7 +46,7 @@ from vitkit.data import (
 )
 from vitkit.errors import VitkitError
 from vitkit.inference import cores
-from vitkit.system import cache_folder, from_json, read_text, write_bytes, write_json
+from vitkit.system import cache_folder, read_json, write_bytes, write_json
 from vitkit.text import JOINT
 from vitkit.webapp.workspace import Workspace
 
@@ -292,28 +292,21 @@ class Photographs:
 
     # --- The order of the classes -------------------------------------------------------------------------
 
+    @property
+    def _names_file(self) -> Path:
+        return self.workspace.state_folder / "classes.json"
+
+    def _names_by_label_file(self) -> dict[str, list[str]]:
+        return read_json(self._names_file) if self._names_file.is_file() else {}
+
     def _stored_names(self) -> list[str]:
-        try:
-            stored = from_json(read_text(self.workspace.state_folder / _CLASSES_FILE))
-            names = stored.get(str(self.workspace.labels), [])
-            return [name for name in names if isinstance(name, str)]
-        except (OSError, ValueError, AttributeError):
-            return []  # the order, and classes without photographs, are only a convenience
+        return self._names_by_label_file().get(str(self.workspace.labels), [])
 
     def _store_names(self, names: Sequence[str]) -> None:
         names = list(dict.fromkeys(names))
-        if names == self._stored_names():
-            return
-        file = self.workspace.state_folder / _CLASSES_FILE
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            stored = dict(from_json(read_text(file)))
-        except (OSError, ValueError, TypeError):
-            stored = {}
-        write_json(file, {**stored, str(self.workspace.labels): names})
-
-
-_CLASSES_FILE = "classes.json"
+        if names != self._stored_names():
+            self._names_file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._names_file, {**self._names_by_label_file(), str(self.workspace.labels): names})
 
 
 def check_exist(files: Sequence[Place]) -> None:

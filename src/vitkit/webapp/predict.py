@@ -91,16 +91,12 @@ class StoredPredictions:
             return self._last_read[1]
         columns = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
         predictions, file = [], self.folder / f"{item.number:06}.csv"
-        try:
-            with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-                for cells in csv.DictReader(text):
-                    row = {name: restored(cell or "") for name, cell in cells.items()}
-                    ranking = [(row[label], float(row[value])) for label, value in columns if row.get(value)]
-                    share = float(row["familiar"]) if row.get("familiar") else None
-                    predictions.append(PhotoPrediction(row["path"], tuple(ranking[:_TOP]), row["error"], share))
-        except (OSError, csv.Error, KeyError, ValueError) as error:
-            reason = "the file with these predictions is gone or damaged: predict the folder again"
-            raise VitkitError("webapp.predictions-damaged", reason) from error
+        with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+            for cells in csv.DictReader(text):
+                row = {name: restored(cell or "") for name, cell in cells.items()}
+                ranking = [(row[label], float(row[value])) for label, value in columns if row.get(value)]
+                share = float(row["familiar"]) if row.get("familiar") else None
+                predictions.append(PhotoPrediction(row["path"], tuple(ranking[:_TOP]), row["error"], share))
         self._last_read = item.number, predictions
         return predictions
 
@@ -149,11 +145,9 @@ class StoredPredictions:
         return item.number
 
     def _read(self, file: Path) -> PredictionSet | None:
-        try:
-            item = PredictionSet(**from_json(read_text(file)))
-        except (OSError, ValueError, TypeError):
-            return None
-        return item if file.name == f"{item.number:06}.json" and isinstance(item.corrections, dict) else None
+        with suppress(OSError, ValueError, TypeError):  # such as a file of another version
+            return PredictionSet(**from_json(read_text(file)))
+        return None
 
 
 # --- Exports and additions to the data ------------------------------------------------------------------------

@@ -70,10 +70,7 @@ class Labels:
     def _check_registry(self, *, exists: bool) -> None:
         """Record the label file, or raise an error if it is lost: all photographs would appear to be unlabelled."""
         path = str(self.file)
-        try:
-            recorded = [name for name in from_json(read_text(self._registry)) if isinstance(name, str)]
-        except (OSError, ValueError, TypeError):
-            recorded = []
+        recorded = from_json(read_text(self._registry)) if self._registry.is_file() else []
         if exists and path not in recorded:
             self._registry.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._registry, [*recorded, path])
