@@ -19,6 +19,5 @@ if TYPE_CHECKING:
     from vitkit.serving.questions import BadRequestError, Upload, fraction_option, integer_option
     from vitkit.serving.questions import merge_options, read_body
     from vitkit.serving.serve import Server
-    from vitkit.serving.service import EmbeddedPictures
 else:
     __getattr__ = lazily(__name__)

@@ -10,7 +10,6 @@ import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -101,14 +100,6 @@ def openapi_request(path: str, example: Mapping[str, Any]) -> dict[str, Any]:
     return {"requestBody": body, "parameters": parameters}
 
 
-@dataclass(frozen=True)
-class EmbeddedPictures:
-    """The features of the pictures in a request."""
-
-    common_fields: dict[str, Any]  # the fields of the answer that are common to all pictures
-    rows: list[dict[str, Any]]  # one row for each picture, with its features as an array
-
-
 class Service:
     """The models of a server and the threads that use them.
 
@@ -181,8 +172,15 @@ class Service:
             self.metrics.record_predictions(model.name, rows)
         return {**_model_fields(model), "predictions": rows}
 
-    async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> EmbeddedPictures:
-        """Compute the features of pictures."""
+    async def embed(
+        self, uploads: Sequence[Upload], options: Mapping[str, str]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Compute the features of pictures.
+
+        Returns:
+            The fields of the answer that are common to all pictures, and a row for each picture with its features as an
+            array.
+        """
         model = self._find_unexported(options)
         requested = options.get("what", "head")
         what = next((kind for kind in model.embeddings if kind == requested), None)
@@ -193,7 +191,7 @@ class Service:
         _check_size(len(uploads), size, self.max_values, "numbers", "ask for their mean (what=mean)")
         rows = await self._compute(self.workers, model.embeddings[what], uploads)
         self._count_images(model, rows)
-        return EmbeddedPictures({**_model_fields(model), "what": what}, rows)
+        return {**_model_fields(model), "what": what}, rows
 
     async def explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
         """Explain which regions of one picture speak for a class; return the maps as numbers."""
