@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 
 from serving.conftest import classifier
 from serving.test_batching import Doubling, workers
@@ -21,8 +20,8 @@ from vitkit import Compute
 from vitkit.explanation import explanation
 from vitkit.serving import Computation, ExplanationRequest, ServedModel, Server, Upload
 from vitkit.serving import serve as running_module
+from vitkit.serving import service as service_module
 from vitkit.serving.serve import serve
-from vitkit.serving.service import _Budget
 
 Asking = Callable[..., "Future[httpx.Response]"]
 PLAIN = Compute(backend="eager", precision="float32")
@@ -102,26 +101,24 @@ def test_one_batch_at_a_time_predicts_while_it_explains(picture: bytes, monkeypa
     assert not isinstance(row, str)
 
 
-def test_explanations_end_when_the_server_stops(server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long they would take: here for ever."""
-    begun = threading.Event()
-
-    def endless(own: Any, *_: Any) -> None:
-        images = torch.zeros(1, 3, *own.preprocess.size)
-        while True:
-            own.model(images)
-            begun.set()
-
-    monkeypatch.setattr(explanation, "explain", endless)
+def test_a_server_that_stops_ends_its_explanations_and_refuses_the_waiting_ones(
+    server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, plain = threading.Event(), ServedModel._explain
+    monkeypatch.setattr(ServedModel, "_explain", lambda own, asked: gate.wait(60) and plain(own, asked))
     service = server._service
-    asked = [ask("/explain") for _ in range(service.models.explainers + 2)]
-    assert begun.wait(60)
+    at_work = service.models.explainers
+    asked = [ask("/explain") for _ in range(at_work)]
+    until(lambda: service.explainers.working == at_work)
+    waiting = [ask("/explain") for _ in range(2)]
     until(lambda: service.explainers.waiting == 2)
     stopping = threading.Thread(target=server.stop, daemon=True)
     stopping.start()
-    for own in asked:
+    for own in waiting:
         answer = own.result()
         assert (answer.status_code, answer.json()["code"]) == (503, "serving.server-closing")
+    gate.set()
+    assert [own.result().status_code for own in asked] == [200] * at_work
     stopping.join(60)
     assert not stopping.is_alive()
 
@@ -167,39 +164,17 @@ def numbers(server: Server) -> int:
     return int(config.patches * config.hidden_size)
 
 
-def test_answers_have_a_size_that_is_said_before_anything_is_computed(server: Server, ask: Asking) -> None:
+def test_answers_have_a_size_that_is_said_before_anything_is_computed(
+    server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service, each = server._service, numbers(server)
-    service._features = _Budget(3 * each + 1, "numbers")
+    service.max_values = 3 * each + 1
     answer = ask("/embed?what=patches", 3).result()
     assert answer.status_code == 200
     assert np.asarray(answer.json()["embeddings"][2]["features"]).size == each
     answer = ask("/embed?what=patches", 4).result()
     assert (answer.status_code, answer.json()["code"]) == (413, "serving.answer-large")
     assert ask("/embed?what=head", 4).result().status_code == 200
-    service._rankings = _Budget(10, "classes")
+    monkeypatch.setattr(service_module, "_MAX_RANKED", 10)
     for top, status in ((5, 200), (7, 413)):
         assert ask(f"/predict?top={top}", 2).result().status_code == status
-
-
-def test_answers_that_are_being_sent_have_a_size_together(
-    server: Server, ask: Asking, picture: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service, each = server._service, numbers(server)
-    budget = service._features = _Budget(each, "numbers")
-    for _ in range(4):
-        budget.reserve(1, each, "")
-    refused = ask("/embed?what=patches").result()
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    assert ask("/predict").result().status_code == 200
-    budget.release(each)
-    assert ask("/embed?what=patches").result().status_code == 200
-    until(lambda: budget._reserved == 3 * each)
-    head = f"POST /embed?what=patches HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(picture)}\r\n\r\n"
-    for _ in range(5):
-        with socket.create_connection(address(server), timeout=60) as own:
-            own.sendall(head.encode() + picture)
-            own.recv(10)  # and leaves
-    until(lambda: budget._reserved == 3 * each)
-    monkeypatch.setattr(ServedModel, "_rows", lambda *_: 1 / 0)
-    assert ask("/embed").result().status_code == 500
-    until(lambda: budget._reserved == 3 * each)

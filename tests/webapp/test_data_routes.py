@@ -330,9 +330,9 @@ def test_a_photograph_that_is_gone_gets_no_label(place: Workspace, tmp_path: Pat
     version = everything(client)["version"]
     (tmp_path / "own" / "blue" / "img1.png").unlink()
     answer = client.post("/api/data/labels", json={"version": version, "images": [5, 0], "label": "red"})
-    assert (answer.status_code, answer.json()["code"]) == (410, "webapp.photograph-missing")
+    assert (answer.status_code, answer.json()["code"]) == (400, "webapp.photograph-missing")
     answer = client.post("/api/data/classes/rename", json={"old": "blue", "new": "azure"})
-    assert answer.status_code == 410
+    assert answer.status_code == 400
     assert not place.labels.exists()
     ask(client, "labels", version=version, images=[1, 5], label="red")
     shutil.copy(tmp_path / "own" / "red" / "img1.png", tmp_path / "own" / "blue" / "new.png")

@@ -286,12 +286,11 @@ def test_a_familiar_photograph_is_told_from_a_strange_one(place: Workspace, brow
     stored.mkdir(parents=True)
     item = {"number": 1, "run": "first", "folder": str(place.photographs), "title": "photos", "when": 0.0}
     rows = ("a/a_0.png,a,0.99,,0.969", "a/a_1.png,a,0.99,,0.004", "b/b_0.png,b,0.3,,0.9", "x.png,,,not a photograph,")
-    for column in ("unknown", "familiar"):  # the first is the name of the column in earlier versions
-        table = [f"path,label,confidence,error,{column}", *(f"{place.photographs}/{row}" for row in rows), ""]
-        (stored / "000001.json").write_text(json.dumps(item | {"corrections": {}}))
-        (stored / "000001.csv").write_text("\n".join(table))
-        with TestClient(create_app(place)) as own:
-            assert [row[3] for row in own.get("/api/predict/1").json()["rows"]] == [0.969, 0.004, 0.9, None]
+    table = ["path,label,confidence,error,familiar", *(f"{place.photographs}/{row}" for row in rows), ""]
+    (stored / "000001.json").write_text(json.dumps(item | {"corrections": {}}))
+    (stored / "000001.csv").write_text("\n".join(table))
+    with TestClient(create_app(place)) as own:
+        assert [row[3] for row in own.get("/api/predict/1").json()["rows"]] == [0.969, 0.004, 0.9, None]
     with served(create_app(place)) as address, watched(browser) as page:
         page.goto(f"{address}/#predict")
         page.get_by_text("1 sure, 3 to look at").wait_for()

@@ -122,7 +122,7 @@ def test_an_overwritten_photograph_is_not_shown_so(client: TestClient, place: Wo
         for own in files:
             own.unlink()
         answer = client.post("/api/results/runs/first/suspects", json=decision)
-        assert (answer.status_code, answer.json()["code"]) == (410, "webapp.photograph-missing")
+        assert (answer.status_code, answer.json()["code"]) == (400, "webapp.photograph-missing")
     rows = (doubts := place.runs / "first" / LABEL_ERRORS).read_text().splitlines(keepends=True)
     doubts.write_text("".join([rows[0], *rows[2:]]))  # somebody took the first one out: the numbers mean others now
     answer = client.post("/api/results/runs/first/suspects", json=decision)

@@ -416,10 +416,7 @@ class Album:
         target = self.place(row.path)
         target.parent.mkdir(parents=True, exist_ok=True)
         figure = classified(photograph, row.name or "none", row.confidence, is_rejected=row.is_rejected)
-        try:
-            save_figure(figure, target)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror or str(error), str(target)) from error
+        save_figure(figure, target)
         figure.clear()  # a figure is a reference cycle: its pixels would stay in memory until garbage collection
 
     def complete(self, rows: Iterable[Row]) -> None:

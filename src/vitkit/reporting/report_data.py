@@ -41,7 +41,6 @@ FIRST = 24  # photographs in a gallery without a script
 MAX_PHOTOGRAPHS, MAX_DOUBT_PHOTOGRAPHS = 500, 100  # photographs of images, and of suspected label errors, in a page
 _MAX_BYTES = 3_200_000  # of photographs, so that the page has about 4 MB
 _OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes that come first, for each pair of classes and in total
-_MAX_PATH_CHARACTERS = 4_000_000  # characters of all paths in a page
 _STEPS = 200  # steps of the threshold from 0 to 1
 _MAX_POINTS = 500  # images laid out in the plane; more are neither legible nor quick
 _MIN_POINTS, _COMPONENTS = 20, 50
@@ -63,13 +62,11 @@ def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
     it lists only the sample.
     """
     n = len(evaluation.paths)
-    mean_length = sum(map(len, evaluation.paths)) / max(n, 1)
-    limit = min(MAX_IMAGES, max(1_000, int(_MAX_PATH_CHARACTERS / max(mean_length, 1))))
-    if n <= limit:
+    if n <= MAX_IMAGES:
         return np.arange(n)
-    first = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(limit // 4)
+    first = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(MAX_IMAGES // 4)
     order = [*first, *np.random.default_rng(seed).permutation(n).tolist()]
-    return np.sort(np.array(list(dict.fromkeys(order))[:limit]))
+    return np.sort(np.array(list(dict.fromkeys(order))[:MAX_IMAGES]))
 
 
 def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:

@@ -19,13 +19,12 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 from swagger_ui_bundle import swagger_ui_path
 
 import vitkit
 from vitkit.serving.guard import RefusedBodyError
 from vitkit.serving.questions import BadRequestError, Upload, merge_options, read_body
-from vitkit.serving.service import CONTENT_TYPE, OPTIONS, EmbeddedPictures, Service, openapi_request
+from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Service, openapi_request
 from vitkit.system import read_json, to_json
 from vitkit.text import LOOK
 
@@ -115,7 +114,9 @@ class _Routes:
 
     async def embed(self, request: Request) -> Response:
         uploads, options = await _read_request(self._service, request)
-        return _EmbeddingsStream(await self._service.embed(uploads, options))
+        fields, rows = await self._service.embed(uploads, options)
+        status = 422 if all("error" in row for row in rows) else 200
+        return StreamingResponse(_json_parts(fields, rows), status, media_type="application/json")
 
     async def explain(self, request: Request) -> Response:
         uploads, options = await _read_request(self._service, request)
@@ -140,25 +141,13 @@ class _Routes:
         return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
-class _EmbeddingsStream(StreamingResponse):
-    """A JSON response that is sent picture by picture. Building the whole text would need ten times the memory."""
+def _json_parts(fields: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Yield the text of the JSON object {FIELDS, "embeddings": [ROWS]} row by row.
 
-    def __init__(self, embeddings: EmbeddedPictures) -> None:
-        status = 422 if all("error" in row for row in embeddings.rows) else 200
-        super().__init__(_json_parts(embeddings), status, media_type="application/json")
-        self._on_end = embeddings.on_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_end()
-
-
-def _json_parts(embeddings: EmbeddedPictures) -> Iterator[bytes]:
-    """Yield the text of the JSON object {COMMON FIELDS, "embeddings": [ROWS]} row by row."""
-    start = f'{to_json(embeddings.common_fields)[:-1]}, "embeddings": ['  # without the closing brace
-    for row in embeddings.rows:
+    The whole text would need ten times the memory of the features.
+    """
+    start = f'{to_json(fields)[:-1]}, "embeddings": ['  # without the closing brace
+    for row in rows:
         features = row["features"]
         json_row = row if features is None else {**row, "features": features.tolist()}
         yield (start + to_json(json_row)).encode("utf-8", "replace")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -80,8 +81,7 @@ class Workers:
             FullError: too many items are waiting already.
             ClosedError: the workers accept no more requests.
         """
-        loop = asyncio.get_running_loop()
-        request = _PendingRequest([None] * len(contents), loop, loop.create_future(), len(contents))
+        request = _PendingRequest([None] * len(contents), Future(), len(contents))
         now = time.monotonic()
         with self._changed:
             if self._is_closed:
@@ -92,7 +92,7 @@ class Workers:
             queue.extend(_Item(content, now, request, index) for index, content in enumerate(contents))
             self.waiting += len(contents)
             self._changed.notify_all()
-        return await request.future
+        return await asyncio.wrap_future(request.future)
 
     def cancel(self) -> None:
         """Accept no more requests, and answer the waiting ones with `ClosedError`. Batches in progress are finished."""
@@ -156,33 +156,25 @@ class Workers:
                     return computation, items
 
     def _complete_requests(self, items: Sequence[_Item]) -> None:
-        """Complete the requests whose items are now all answered. Each event loop is woken only once."""
-        complete = dict[asyncio.AbstractEventLoop, list[_PendingRequest]]()
+        """Complete the requests whose items are now all answered."""
+        complete = list[_PendingRequest]()
         with self._changed:
             for item in items:
                 item.request.unanswered -= 1
                 if not item.request.unanswered:
-                    complete.setdefault(item.request.loop, []).append(item.request)
-
-        def set_results(requests: Sequence[_PendingRequest]) -> None:  # in the thread of the event loop
-            for request in requests:
-                if request.future.done():
-                    continue
+                    complete.append(item.request)
+        for request in complete:
+            with suppress(InvalidStateError):  # the client has disconnected
                 if request.error is not None:
                     request.future.set_exception(request.error)
                 else:
                     request.future.set_result(request.answers)
 
-        for loop, requests in complete.items():
-            with suppress(RuntimeError):  # raised if the loop is closed; then its clients have disconnected
-                loop.call_soon_threadsafe(set_results, requests)
-
 
 @dataclass
 class _PendingRequest:
     answers: list[Any]  # in the order of the items
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[list[Any]]  # receives all answers, or the error
+    future: Future[list[Any]]  # receives all answers, or the error
     unanswered: int  # the number of items that are not answered yet
     error: Exception | None = None  # the exception that an item raised
 

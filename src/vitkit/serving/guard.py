@@ -124,6 +124,25 @@ class Listener(socket.socket):
         raise ConnectionAbortedError
 
 
+def bound_socket(host: str, port: int) -> Listener:
+    """Return a socket that is bound to an address, but does not listen for connections yet.
+
+    Raises:
+        OSError: the host is not an address of this machine (`socket.gaierror`), or the port is taken.
+    """
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 if possible
+    family, kind, protocol, _, address = addresses[0]
+    listener = Listener(family, kind, protocol)
+    try:
+        claim_port(listener)
+        listener.bind(address)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
 def claim_port(listener: socket.socket) -> None:
     """Prevent other servers from listening on the port of a socket.
 
@@ -203,12 +222,6 @@ class Guard:
         self.cookie = f"vitkit-{hashlib.sha256(self._token).hexdigest()[:8]}"
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._application(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-            return
         headers: dict[str, str] = {}
         for name, value in scope["headers"]:  # repeated headers are joined, so that a check sees all of them
             key, text = name.decode("latin-1").lower(), value.decode("latin-1")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -25,7 +24,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting import Exported
 from vitkit.inference import BATCH, BATCH_ALONE, Columns, compute_batch, cores, set_threads, threads
 from vitkit.model import Features
-from vitkit.serving.batching import ClosedError, Computation
+from vitkit.serving.batching import Computation
 from vitkit.serving.questions import Upload
 from vitkit.system import to_json
 from vitkit.text import plural
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from vitkit.classifier import Classifier
     from vitkit.data import Preprocess
-    from vitkit.explanation import Explainable, Explanation
+    from vitkit.explanation import Explanation
     from vitkit.model import Model
 
 Array = npt.NDArray[np.float32]
@@ -141,7 +140,6 @@ class ServedModel:
         self.batch = batch or (BATCH if self.is_concurrent else BATCH_ALONE)
         self._lock: AbstractContextManager[Any] = nullcontext() if self.is_concurrent else Lock()
         self._assess = classifier.assessing()
-        self._is_cancelled = Event()
         self.prediction = Computation(name, self.batch, self._predict)
 
     @property
@@ -176,10 +174,6 @@ class ServedModel:
         if isinstance(model, Network):
             return model.anatomy.feature_size
         return model.config.hidden_size * (model.config.patches if what == "patches" else 1)
-
-    def cancel_explanations(self) -> None:
-        """Cancel the explanations in progress; each ends after the current layer."""
-        self._is_cancelled.set()
 
     def warm_up(self) -> None:
         """Compute an empty batch in this thread, because the first batch of a backend takes longer."""
@@ -252,23 +246,8 @@ class ServedModel:
     def _explain(self, request: ExplanationRequest) -> Explanation:
         from vitkit.explanation import explain
 
-        return explain(self._cancellable, request.upload.content, request.method, request.target, request.layer)
-
-    @cached_property
-    def _cancellable(self) -> Explainable:
-        """The classifier with a copy of its model that shares the weights, and whose computation can be cancelled."""
-        from vitkit.explanation import copy_with_attention
-        from vitkit.model import Attention
-
-        def check_cancelled(*_: object) -> None:
-            if self._is_cancelled.is_set():
-                raise ClosedError
-
-        model = copy_with_attention(self.classifier.model, Attention)
-        for module in model.modules():
-            module._forward_pre_hooks = OrderedDict(module._forward_pre_hooks)  # the copy shares them with the original
-            module.register_forward_pre_hook(check_cancelled)
-        return _CancellableClassifier(self.classifier, model, self._lock)
+        classifier = _LockedClassifier(self.classifier, self._lock)
+        return explain(classifier, request.upload.content, request.method, request.target, request.layer)
 
 
 @dataclass(frozen=True)
@@ -282,10 +261,13 @@ class ExplanationRequest:
 
 
 @dataclass(frozen=True)
-class _CancellableClassifier:
+class _LockedClassifier:
     classifier: Classifier
-    model: Model  # a copy of the classifier's model
-    lock: AbstractContextManager[Any]  # held only while the classifier itself computes probabilities
+    lock: AbstractContextManager[Any]  # held only while probabilities are computed, so that predictions need not wait
+
+    @property
+    def model(self) -> Model:
+        return self.classifier.model
 
     @property
     def classes(self) -> tuple[str, ...]:

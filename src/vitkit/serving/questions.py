@@ -11,11 +11,10 @@ import binascii
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import parse_qsl
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from vitkit.system import from_json
 
@@ -124,69 +123,39 @@ def _check_count(parts: int) -> None:
 # --- Multipart --------------------------------------------------------------------------------------------
 
 
-class _FormParts:
-    """Callbacks of the multipart parser, which collect the parts of a body. Their names are those that it requires."""
-
-    def __init__(self) -> None:
-        self.uploads: list[Upload] = []  # parts with a file name or the content type of an image
-        self.options: dict[str, str] = {}  # the other parts, by name
-        self.is_complete = False  # whether the end of the body was reached
-        self._headers: dict[bytes, bytes] = {}
-        self._pieces: list[bytes] = []
-        self._name = self._value = b""
-        self._count = 0
-
-    def on_part_begin(self) -> None:
-        self._headers, self._pieces = {}, []
-        self._count += 1
-        _check_count(self._count)
-
-    def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
-
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def on_header_end(self) -> None:
-        self._headers[self._name.lower()] = self._value
-        self._name = self._value = b""
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self._pieces.append(data[start:end])
-
-    def on_part_end(self) -> None:
-        content = b"".join(self._pieces)
-        _, disposition = parse_options_header(self._headers.get(b"content-disposition"))
-        file_name = disposition.get(b"filename")
-        if file_name is not None or self._headers.get(b"content-type", b"").startswith(b"image/"):
-            self.uploads.append(Upload(_text(file_name or b"image"), content))
-            return
-        name, value = _text(disposition.get(b"name", b"")), _text(content)
-        if len(content) > _MAX_FIELD_BYTES:
-            reason = f"the field {name!r:.80} is too long; a picture needs a file name"
-            raise BadRequestError("serving.option-invalid", 400, reason)
-        if self.options.setdefault(name, value) != value:
-            raise BadRequestError("serving.option-repeated", 400, f"{name!r:.80} has two values")
-
-    def on_end(self) -> None:
-        self.is_complete = True
-
-
 def _read_multipart(boundary: bytes, body: bytes) -> tuple[list[Upload], dict[str, str]]:
-    parts = _FormParts()
-    callbacks: Any = {name: getattr(parts, name) for name in dir(parts) if name.startswith("on_")}
+    """Read the parts of a form. Those with a file name are pictures, the others are options."""
+    parts, ends = list[File | Field](), list[bool]()
+
+    def add(part: File | Field) -> None:
+        parts.append(part)
+        _check_count(len(parts))
+
     if not boundary:
         raise BadRequestError("serving.body-damaged", 400, "multipart/form-data has no boundary")
+    in_memory = {"MAX_MEMORY_FILE_SIZE": math.inf}  # larger files would be written to disk
     try:
-        parser = MultipartParser(boundary, callbacks)
+        parser = FormParser("multipart/form-data", add, add, lambda: ends.append(True), boundary, config=in_memory)
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
         reason = f"the multipart body is damaged: {str(error)[:80]!r}"
         raise BadRequestError("serving.body-damaged", 400, reason) from error
-    if not parts.is_complete:
+    if not ends:
         raise BadRequestError("serving.body-damaged", 400, "the multipart body is cut short")
-    return parts.uploads, parts.options
+    uploads, options = list[Upload](), dict[str, str]()
+    for part in parts:
+        if isinstance(part, File):
+            part.file_object.seek(0)
+            uploads.append(Upload(_text(part.file_name or b"image"), part.file_object.read()))
+            continue
+        name, content = _text(part.field_name or b""), part.value or b""
+        if len(content) > _MAX_FIELD_BYTES:
+            reason = f"the field {name!r:.80} is too long; a picture needs a file name"
+            raise BadRequestError("serving.option-invalid", 400, reason)
+        if options.setdefault(name, _text(content)) != _text(content):
+            raise BadRequestError("serving.option-repeated", 400, f"{name!r:.80} has two values")
+    return uploads, options
 
 
 def _text(data: bytes) -> str:

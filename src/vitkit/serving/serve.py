@@ -103,7 +103,7 @@ def serve(
     elif not is_loopback(host):
         token = new_token()
     rules = rules_for_host(host, token, allow_host, open_paths=_OPEN_PATHS)
-    listener = _bound_socket(host, port)
+    listener = _listener_at(host, port)
     try:
         limits = {"max_waiting": queue, "max_explanations": explain_queue, "max_values": max_values}
         service = Service(open_models(sources, compute), max_wait=max_wait / 1000, **limits)  # milliseconds to seconds
@@ -113,29 +113,19 @@ def serve(
         raise
 
 
-def _bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to the address, but does not listen for connections yet."""
+def _listener_at(host: str, port: int) -> socket.socket:
+    from vitkit.serving.guard import bound_socket
+
     if not 0 <= port <= 65535:
         raise VitkitError("serving.port-invalid", f"--port {port} must be from 0 to 65535")
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
+        return bound_socket(host, port)
+    except (socket.gaierror, UnicodeError) as error:
         reason = f"--host {host} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all its addresses"
         raise VitkitError("serving.host-invalid", reason) from error
-    addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 if possible
-    family, kind, protocol, _, address = addresses[0]
-    from vitkit.serving.guard import Listener, claim_port
-
-    listener = Listener(family, kind, protocol)
-    try:
-        claim_port(listener)
-        listener.bind(address)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        reason = getattr(error, "strerror", None) or str(error)
-        message = f"cannot listen at {host}, port {port} ({reason}): choose another --port, 0 for any"
+    except OSError as error:
+        message = f"cannot listen at {host}, port {port} ({error.strerror}): choose another --port, 0 for any"
         raise VitkitError("serving.port-taken", message) from error
-    return listener
 
 
 class Server:

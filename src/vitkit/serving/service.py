@@ -10,7 +10,6 @@ import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the metrics
 
 _QUEUE_FULL = "too many pictures are waiting: try again later"
 _CLOSING = "the server is closing"
-_LARGE_ANSWERS = 4  # maximum number of answers of the largest size that are in memory at a time
 _MAX_RANKED = 200_000  # maximum number of class names, each with its probability, in an answer
 
 _TOP = 5  # the default number of classes in an answer
@@ -102,15 +100,6 @@ def openapi_request(path: str, example: Mapping[str, Any]) -> dict[str, Any]:
     return {"requestBody": body, "parameters": parameters}
 
 
-@dataclass(frozen=True)
-class EmbeddedPictures:
-    """The features of the pictures in a request."""
-
-    common_fields: dict[str, Any]  # the fields of the answer that are common to all pictures
-    rows: list[dict[str, Any]]  # one row for each picture, with its features as an array
-    on_end: Callable[[], None]  # the function to call when the answer has been sent or cannot be sent
-
-
 class Service:
     """The models of a server and the threads that use them.
 
@@ -154,7 +143,7 @@ class Service:
         )
         for model in models.models:
             self.metrics.set_expected_shares(model.name, model.expected_shares)
-        self._rankings, self._features = _Budget(_MAX_RANKED, "classes"), _Budget(max_values, "numbers")
+        self.max_values = max_values
 
     def check_open(self, path: str) -> None:
         """Check that a route can accept a request at present, before its pictures are read."""
@@ -176,32 +165,33 @@ class Service:
             raise BadRequestError(error.code, 400, str(error)) from error
         is_multi = model.classifier.task == "multi"
         columns = Columns(top, reject, is_multi, rules, model.classifier.unknown is not None)
-        reserved = self._rankings.reserve(len(uploads), top, "ask for fewer classes (top)")
-        try:
-            rows = await self._compute(self.workers, model.prediction, [(upload, columns) for upload in uploads])
-        finally:
-            self._rankings.release(reserved)
+        _check_size(len(uploads), top, _MAX_RANKED, "classes", "ask for fewer classes (top)")
+        rows = await self._compute(self.workers, model.prediction, [(upload, columns) for upload in uploads])
         self._count_images(model, rows)
         if not is_multi:
             self.metrics.record_predictions(model.name, rows)
         return {**_model_fields(model), "predictions": rows}
 
-    async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> EmbeddedPictures:
-        """Compute the features of pictures."""
+    async def embed(
+        self, uploads: Sequence[Upload], options: Mapping[str, str]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Compute the features of pictures.
+
+        Returns:
+            The fields of the answer that are common to all pictures, and a row for each picture with its features as an
+            array.
+        """
         model = self._find_unexported(options)
         requested = options.get("what", "head")
         what = next((kind for kind in model.embeddings if kind == requested), None)
         if what is None:
             reason = f"what must be one of {', '.join(model.embeddings)}, not {requested!r:.80}"
             raise BadRequestError("serving.option-invalid", 400, reason)
-        reserved = self._features.reserve(len(uploads), model.feature_size(what), "ask for their mean (what=mean)")
-        try:
-            rows = await self._compute(self.workers, model.embeddings[what], uploads)
-        except BaseException:
-            self._features.release(reserved)
-            raise
+        size = model.feature_size(what)
+        _check_size(len(uploads), size, self.max_values, "numbers", "ask for their mean (what=mean)")
+        rows = await self._compute(self.workers, model.embeddings[what], uploads)
         self._count_images(model, rows)
-        return EmbeddedPictures({**_model_fields(model), "what": what}, rows, partial(self._features.release, reserved))
+        return {**_model_fields(model), "what": what}, rows
 
     async def explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
         """Explain which regions of one picture speak for a class; return the maps as numbers."""
@@ -227,14 +217,12 @@ class Service:
         return await asyncio.to_thread(lambda: picture_to_png(explanation.overlay(method)))
 
     def stop_accepting(self) -> None:
-        """Accept no more requests. Accepted ones are answered, except explanations, which are cancelled."""
+        """Accept no more requests. Accepted ones are answered, except waiting explanations, which are refused."""
         self.is_closing = True
         self.explainers.cancel()
-        for model in self.models.models:
-            model.cancel_explanations()
 
     def close(self) -> None:
-        """Answer the accepted requests except explanations, which are cancelled, and end the threads."""
+        """Answer the accepted requests except waiting explanations, which are refused, and end the threads."""
         self.stop_accepting()
         self.explainers.close()
         self.workers.close()
@@ -295,34 +283,17 @@ class Service:
         return model
 
 
-class _Budget:
-    """A limit on the total number of values in all answers that are in memory.
+def _check_size(pictures: int, values_each: int, max_values: int, word: str, advice: str) -> None:
+    """Check that an answer has at most `max_values` values, which the error message calls `word`.
 
-    One answer may have `max_values`, and all answers together four times as many. `word` is what messages call them.
+    `advice` tells in the message what else to do if the answer is too large.
     """
-
-    def __init__(self, max_values: int, word: str) -> None:
-        self._max_values, self._word, self._reserved = max_values, word, 0
-
-    def reserve(self, pictures: int, values_each: int, advice: str) -> int:
-        """Reserve room for the values of an answer, and return their number, which must be passed to `release` later.
-
-        `advice` tells in the error message what else to do if the answer is too large.
-        """
-        count = pictures * values_each
-        if count > self._max_values:
-            max_pictures = self._max_values // values_each
-            fewer = f"send at most {plural(max_pictures, 'picture', 'pictures')} at a time, or " if max_pictures else ""
-            size = f"{count:,} {self._word}, and may have {self._max_values:,}"
-            raise BadRequestError("serving.answer-large", 413, f"the answer would have {size}: {fewer}{advice}")
-        if self._reserved + count > _LARGE_ANSWERS * self._max_values:
-            raise BadRequestError("serving.queue-full", 503, _QUEUE_FULL)
-        self._reserved += count
-        return count
-
-    def release(self, count: int) -> None:
-        """Make room for other answers, because `count` values of an answer are no longer in memory."""
-        self._reserved -= count
+    count = pictures * values_each
+    if count > max_values:
+        max_pictures = max_values // values_each
+        fewer = f"send at most {plural(max_pictures, 'picture', 'pictures')} at a time, or " if max_pictures else ""
+        size = f"{count:,} {word}, and may have {max_values:,}"
+        raise BadRequestError("serving.answer-large", 413, f"the answer would have {size}: {fewer}{advice}")
 
 
 def _model_fields(model: ServedModel) -> dict[str, Any]:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from vitkit.system.environment import IS_WINDOWS, STUDIO_PORT, DeviceName, best_precision, cache_folder
     from vitkit.system.environment import choose_device, offline, private, processor_precision, state_folder
     from vitkit.system.files import empty_array, exclusive, exclusive_in, fit_name, from_json, is_empty, is_locked
-    from vitkit.system.files import open_regular, public_path, read_json, read_text, replacing, to_json, write_bytes
+    from vitkit.system.files import public_path, read_json, read_text, replacing, to_json, write_bytes
     from vitkit.system.files import write_json, write_text
     from vitkit.system.processes import STOP_FILE, Deferral, Worker, detached_options, is_same_process, python_command
     from vitkit.system.processes import request_stop, serve_calls, start_time_of

@@ -26,7 +26,7 @@ from vitkit.reporting import VIEWS_FOLDER
 from vitkit.system import cache_folder, offline, to_json
 from vitkit.text import LOOK, visible
 from vitkit.webapp import folders
-from vitkit.webapp.photographs import ChangedError, GoneError
+from vitkit.webapp.photographs import ChangedError
 from vitkit.webapp.workspace import Workspace
 
 
@@ -114,8 +114,7 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
 def _error_response(request: Request, error: Exception) -> Response:
     """Return a response to an exception, with a line for the page, an error code and an HTTP status."""
     if isinstance(error, VitkitError):
-        status = 410 if isinstance(error, GoneError) else 409 if isinstance(error, ChangedError) else 400
-        code, reason = error.code, str(error)
+        status, code, reason = 409 if isinstance(error, ChangedError) else 400, error.code, str(error)
     elif isinstance(error, HTTPException):
         status, code, reason = error.status_code, "webapp.request-wrong", str(error.detail)
         if status == 404:
@@ -126,11 +125,6 @@ def _error_response(request: Request, error: Exception) -> Response:
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         status, code, reason = 500, "webapp.system-error", f"{where}{error.strerror or first_line(error)}"
-        try:
-            Path.cwd()
-        except FileNotFoundError:  # this explains the error better
-            status, code = 410, "webapp.folder-missing"
-            reason = "the folder in which the studio was started is gone: start the studio in another one"
     else:  # the server logs the traceback
         status, code = 500, "webapp.internal-error"
         reason = f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +21,8 @@ from vitkit.data import (
     UNLABELLED,
     ImageTable,
     Suspect,
-    UnreadableImageError,
     decisions_since,
     examine,
-    is_unchanged,
-    read_contents,
     read_suspects,
     split_from_file,
     table_of,
@@ -129,19 +126,13 @@ def diagnose(state: State) -> dict[str, Any]:
 
 
 def suspect_labels_by_number(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
-    """Return the suspected label errors of `suspect_labels_of`, by number of the photograph.
-
-    Photographs whose content has changed since the run are left out.
-    """
+    """Return the suspected label errors of `suspect_labels_of`, by number of the photograph."""
     suspected = suspect_labels_of(workspace, table)
-    if not suspected.suspects:
-        return {}
     number_of = {path: i for i, path in enumerate(table.paths)}
-    digests = _digests_in(workspace.runs / suspected.run / SPLIT)
     return {
         number_of[path]: {"label": item.label, "suggested": item.suggested, "score": item.score, "run": suspected.run}
         for path, item in suspected.suspects.items()
-        if path in number_of and is_unchanged(table.file(number_of[path]), digests.get(path))
+        if path in number_of
     }
 
 
@@ -157,14 +148,6 @@ def suspect_labels_of(workspace: Workspace, table: ImageTable) -> SuspectLabels:
             decided = decisions_since(workspace.label_file.read(), folder) if suspects else {}
             return SuspectLabels(name, suspects, frozenset(suspects.keys() & decided.keys()))
     return SuspectLabels()
-
-
-@file_cache
-def _digests_in(split: Path) -> Mapping[str, str]:
-    try:
-        return read_contents(split)
-    except VitkitError:
-        return {}
 
 
 @file_cache
@@ -205,7 +188,6 @@ def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, Ima
             yield name, trained_on
 
 
-_CACHE_CONTROL = "private, max-age=300"  # the URL changes with the folder, the list and the files
 _MAX_IMAGES = 1_000_000
 
 
@@ -326,11 +308,11 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/thumbnail/{version}/{number}")
     async def thumbnail(version: str, number: int, request: Request) -> Response:
-        return await _respond(thumbnails.get(photographs.file(version, number), request.is_disconnected))
+        return await thumbnails.respond(photographs.file(version, number), request, large=False)
 
     @routes.get("/picture/{version}/{number}")
-    async def picture(version: str, number: int) -> Response:
-        return await _respond(thumbnails.get_large(photographs.file(version, number)))
+    async def picture(version: str, number: int, request: Request) -> Response:
+        return await thumbnails.respond(photographs.file(version, number), request, large=True)
 
     _add_search_routes(routes, photographs, workspace)
     return routes
@@ -394,26 +376,6 @@ def newest_model(workspace: Workspace, table: ImageTable) -> str:
     """Return the name of the newest run on these photographs that has a model; empty if there is none."""
     runs = (name for name, _ in _runs_of(workspace, table))
     return next((name for name in runs if (workspace.runs / name / DESCRIPTION).is_file()), "")
-
-
-async def _respond(pending_jpeg: Awaitable[bytes | None]) -> Response:
-    """Respond with a JPEG, no content if it is None, or a placeholder if the photograph cannot be read."""
-    try:
-        jpeg = await pending_jpeg
-    except UnreadableImageError as error:
-        reason = str(error).encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")[:200]
-        headers = {"Cache-Control": "no-cache", "X-Unreadable": reason}
-        # Without an error status, so that the browser's console stays clean.
-        return Response(_PLACEHOLDER, media_type="image/svg+xml", headers=headers)
-    if jpeg is None:
-        return Response(status_code=204, headers={"Cache-Control": "no-store"})
-    return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": _CACHE_CONTROL})
-
-
-_PLACEHOLDER = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64"><rect width="64" height="64" fill="#9994"/>'
-    '<path d="M20 20l24 24M44 20L20 44" stroke="#c44" stroke-width="4"/></svg>'
-)
 
 
 def _labels_for_page(photographs: Photographs, state: State) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 
 from vitkit.data import STORAGES, SUFFIXES, is_passed_over, without_invisible
 from vitkit.errors import VitkitError
-from vitkit.system import RECIPE
+from vitkit.system import RECIPE, fit_name
 from vitkit.webapp.workspace import make_numbered_folder
 
 UPLOADS = "uploads"  # a folder next to the folder of runs
@@ -30,8 +30,7 @@ _MAX_DEPTH = 3  # levels of folders below the start that are offered
 _MAX_SEARCHED = 5_000  # maximum number of folders that are searched
 _MAX_OFFERED = 200
 _MAX_BYTES = 2**31  # bytes of an uploaded file
-_MAX_NAME_CHARACTERS = 100  # characters of the name of an uploaded file
-_MAX_NAME_BYTES = 240  # bytes of the name: file systems allow 255, and the name of an unfinished file is longer
+_UNFINISHED = ".12345678.part"  # an ending as long as that of a file that is being uploaded
 _MAX_FOLDERS = 2  # folders in front of the name of an uploaded file
 _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)  # devices of Windows, with any suffix
 
@@ -193,12 +192,7 @@ def _valid_name(name: str) -> str:
     stem, suffix = os.path.splitext(valid)  # noqa: PTH122  # a part is no path
     if len(suffix) >= 10:  # this is no file type
         stem, suffix = valid, ""
-    max_bytes = _MAX_NAME_BYTES - len(suffix.encode())
-    if len(valid) > _MAX_NAME_CHARACTERS or len(stem.encode()) > max_bytes:
-        digest = f"-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"  # long names may differ at the end
-        stem = stem[: _MAX_NAME_CHARACTERS - len(suffix) - len(digest)]
-        stem = stem.encode()[: max_bytes - len(digest)].decode(errors="ignore") + digest
-    return stem + suffix
+    return fit_name(stem, suffix + _UNFINISHED).removesuffix(_UNFINISHED)
 
 
 UploadId = Annotated[str, Query(pattern="^[0-9a-z]{0,8}$")]  # what the parts of one upload have in common

@@ -12,7 +12,6 @@ that was copied together with another user's runs is never started, resumed or s
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -37,25 +36,19 @@ from vitkit.system import (
     from_json,
     is_locked,
     is_same_process,
-    open_regular,
     python_command,
     read_text,
     request_stop,
     start_time_of,
     write_json,
 )
-from vitkit.text import coerce_types, plural
-from vitkit.training import bundled
+from vitkit.text import coerce_types
 from vitkit.webapp.workspace import make_numbered_folder, state_of_runs
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
 _LOCK = "runner.lock"
-_OLD_FOLDER = ".studio"  # earlier versions stored queues in this subfolder of runs; they may belong to another user
-_FLAGS = {"--out", "--labels", "--weights", "--method", "--time", "--split-from", "--recipe"}  # of a new training
 _PATIENCE = 3.0  # seconds that a second runner waits for the first, which may be about to end
-_LOCK_SECONDS = 60.0  # seconds that a process may take to lock its run folder
 _POLL_INTERVAL = 0.2  # seconds between checks of a process that is not a child of the runner
-_LARGEST = 2**31  # job and process numbers are smaller
 
 
 @dataclass(frozen=True)
@@ -85,46 +78,15 @@ class Jobs:
     # --- The files ----------------------------------------------------------------------------------------
 
     def all(self) -> list[Job]:
-        """List the jobs in the order of their requests. Damaged files are skipped; `notes` names them."""
-        return sorted(filter(None, self._read().values()), key=lambda job: job.number)
-
-    def _read(self) -> dict[Path, Job | None]:
-        """Read every file of the queue; the value is None if a file is not a valid job."""
-        jobs: dict[Path, Job | None] = {}
-        for file in sorted(self.folder.glob("*.json")):
-            jobs[file] = None
-            try:
+        """List the jobs in the order of their requests. Files that are not jobs are ignored."""
+        jobs = []
+        for file in self.folder.glob("*.json"):
+            with suppress(OSError, ValueError, TypeError, KeyError, VitkitError):  # such as one that was just removed
                 stored = from_json(read_text(file))
                 job = Job(request=stored.pop("asked"), **stored)
                 coerce_types(job, exclude=("request",))
-            except FileNotFoundError:  # it was just removed from the queue
-                del jobs[file]
-                continue
-            except (OSError, ValueError, TypeError, KeyError, AttributeError, VitkitError):
-                continue
-            if (
-                isinstance(job.request, dict)
-                and 0 < job.number < _LARGEST
-                and 0 <= job.process < _LARGEST
-                and min(job.queued, job.started, job.ended) >= 0
-                and Path(job.run).name == job.run != ""
-                and file.name == f"{job.number:06}.json"
-            ):
-                jobs[file] = job
-        return jobs
-
-    def notes(self) -> list[str]:
-        """Return notes for the user about the queue, one line each."""
-        lines = [
-            f"{file} is not a valid record of a training: it is ignored and can be deleted"
-            for file, job in self._read().items()
-            if job is None
-        ]
-        old = self.runs / _OLD_FOLDER
-        if count := len(list((old / "jobs").glob("*.json"))):
-            what = plural(count, "training", "trainings")
-            lines.append(f"{old} holds {what} of another studio's queue, which this studio neither starts nor stops")
-        return lines
+                jobs.append(job)
+        return sorted(jobs, key=lambda job: job.number)
 
     def last(self) -> dict[str, Job]:
         """Return the last job of each run, by the name of the run."""
@@ -186,29 +148,18 @@ class Jobs:
         return "stopped" if self.can_resume(run) or (folder / DESCRIPTION).is_file() else "failed"
 
     def is_starting(self, job: Job) -> bool:
-        """Return whether the process of a job was started and has not ended, even if its run folder is not locked yet.
-
-        If no runner is working, the result is True only for a job that was started within the last minute.
-        """
-        if not job.started or job.ended or not job.process:
-            return False
-        if not self.has_runner and time.time() - job.started >= _LOCK_SECONDS:
-            return False
-        return is_same_process(job.process, job.birth)  # after a restart, another process may have the same number
+        """Return whether the process of a job runs, even if it has not locked its run folder yet."""
+        # After a restart, another process may have the same number.
+        return bool(job.started and not job.ended) and is_same_process(job.process, job.birth)
 
     def can_resume(self, run: str) -> bool:
         """Return whether the run has a checkpoint to resume from."""
         return (self.runs / run / LAST).is_file() and (self.runs / run / RECIPE).is_file()
 
     def last_error(self, job: Job) -> str:
-        """Return the last error that a job printed, or else its last line of output; empty if there is none.
-
-        If the output cannot be read, return the reason.
-        """
-        try:
-            lines = read_text(self.log(job), "replace").splitlines()
-        except OSError as error:
-            return "" if isinstance(error, FileNotFoundError) else f"{self.log(job)}: {error.strerror}"
+        """Return the last error that a job printed, or else its last line of output; empty if there is none."""
+        log = self.log(job)
+        lines = read_text(log, "replace").splitlines() if log.is_file() else []
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         return errors[-1] if errors else next((line for line in reversed(lines) if line.strip()), "")
 
@@ -221,7 +172,7 @@ class Jobs:
 
     def _start_runner(self) -> None:
         """Start a runner process. It ends soon if another runner is working."""
-        with open(self.state_folder / "runner.log", "ab", opener=open_regular) as log:
+        with (self.state_folder / "runner.log").open("ab") as log:
             runner = subprocess.Popen(  # noqa: S603  # this program
                 python_command("vitkit.webapp.jobs", str(self.runs)),
                 stdin=subprocess.DEVNULL,
@@ -233,7 +184,7 @@ class Jobs:
 
     def can_stop(self, job: Job | None) -> bool:
         """Return whether a job is waiting, or is running in a process that this queue started."""
-        return job is not None and (not job.started or (not job.ended and is_same_process(job.process, job.birth)))
+        return job is not None and (not job.started or self.is_starting(job))
 
     def stop(self, run: str) -> None:
         """Ask the process of a run to stop and save a checkpoint, or remove a waiting job from the queue."""
@@ -277,28 +228,7 @@ def work(runs: Path) -> None:
 
 
 def command(job: Job) -> list[str]:
-    """Return the command line of a job's process.
-
-    Raises:
-        VitkitError: the job is not a training that the studio could have started: its arguments do not train in the
-            job's run folder, or have other flags than those of the Train tab.
-    """
-    verb, *rest = job.arguments or ("",)
-    sources = rest[:1] if rest and not rest[0].startswith("-") else []
-    flags, values = rest[len(sources) :: 2], rest[len(sources) + 1 :: 2]
-    options = dict(zip(flags, values, strict=False))
-    folder = Path(options.get("--out", options.get("--resume", "")))
-    is_training = (
-        verb == "train"
-        and len(options) == len(flags) == len(values)
-        and not any(value.startswith("-") for value in values)
-        and ({"--out"} <= set(flags) <= _FLAGS if sources else flags == ["--resume"])
-        and options.get("--recipe") in (None, *bundled())
-        and folder.name == job.run
-    )
-    if not is_training:
-        reason = f"{shlex.join(job.arguments)!r:.200} is not a training of the studio: it is not run"
-        raise VitkitError("webapp.job-foreign", reason)
+    """Return the command line of a job's process."""
     return python_command("vitkit", *job.arguments)
 
 
@@ -311,20 +241,9 @@ def _run_job(jobs: Jobs, job: Job) -> None:
             jobs.write(replace(other, ended=time.time()))
     if not (jobs.folder / f"{job.number:06}.json").exists():
         return  # it was removed from the queue meanwhile
-    try:
-        log = open(jobs.log(job), "ab", opener=open_regular)  # noqa: SIM115
-    except OSError:  # without a log, nobody could see why the job fails
-        jobs.write(replace(job, started=time.time(), ended=time.time(), code=1))
-        return
-    with log:
-        try:
-            arguments = command(job)
-        except VitkitError as error:
-            log.write(f"error: {error}\n".encode("utf-8", "replace"))
-            jobs.write(replace(job, started=time.time(), ended=time.time(), code=2))
-            return
+    with jobs.log(job).open("ab") as log:
         process = subprocess.Popen(  # noqa: S603  # this program
-            arguments,
+            command(job),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import signal
 import subprocess
 import threading
 import time
@@ -155,9 +154,6 @@ class Likeness:
                 paths, vectors = stored["paths"].tolist(), stored["features"].astype(np.float32)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError):  # the file is damaged and must be computed again
-            file.unlink(missing_ok=True)
-            return None
         number_of = {str(table.file(i)): i for i in range(len(table))}
         rows = [row for row, path in enumerate(paths) if path in number_of]
         vectors = vectors[rows]
@@ -233,37 +229,29 @@ def _write_colours(table: ImageTable, out: Path) -> None:
 def run_vitkit(arguments: list[str], out: Path) -> None:
     """Run a vitkit command that writes the new file `out` in another process, and report its progress.
 
-    If this function is interrupted, it stops the process. It raises no error if some images cannot be read.
+    It raises no error if some images cannot be read.
 
     Raises:
         VitkitError: the command failed; the message is the last error that it printed.
     """
-    process = subprocess.Popen(  # noqa: S603  # vitkit's own command, and what was offered
+    last_error = ""
+    with subprocess.Popen(  # noqa: S603  # vitkit's own command, and what was offered
         python_command("vitkit", *arguments, "--out", str(out)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-    )
-    last_error = ""
-    try:
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if match := PROGRESS.fullmatch(line.strip()):
                 receiver()(match["what"], int(match["done"]), int(match["total"]) if match["total"] else None)
             elif line.startswith("error: "):
                 last_error = line.removeprefix("error: ").strip()
-        if process.wait() not in (0, 1) or not out.is_file():  # 1: some images cannot be read, as their rows say
-            reason = last_error or f"vitkit {arguments[0]} ended with {process.returncode}"
-            raise VitkitError("webapp.command-failed", reason)
-    finally:
-        if process.poll() is None:
-            with contextlib.suppress(OSError):
-                process.send_signal(signal.SIGTERM)
-            process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+    if process.returncode not in (0, 1) or not out.is_file():  # 1: some images cannot be read, as their rows say
+        reason = last_error or f"vitkit {arguments[0]} ended with {process.returncode}"
+        raise VitkitError("webapp.command-failed", reason)
 
 
 def next_labels(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import threading
-from collections import OrderedDict
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
@@ -17,6 +17,7 @@ from vitkit.errors import VitkitError
 from vitkit.explanation import HEADS, METHODS
 from vitkit.model_folder import DESCRIPTION
 from vitkit.text import JOINT
+from vitkit.webapp.photographs import file_cache
 from vitkit.webapp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Models:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._lock = workspace, threading.Lock()
-        self._opened: OrderedDict[tuple[str, int], Classifier] = OrderedDict()
+        self._load = file_cache(_load_with, _MAX_OPEN)
 
     def predict(self, run: str, content: bytes) -> dict[str, Any]:
         """Return the prediction for a picture, the picture for display, and the available explanation methods.
@@ -141,19 +142,17 @@ class Models:
         return classifier, prediction
 
     def _open(self, run: str) -> Classifier:
-        from vitkit.weights import load
-
-        folder = self._workspace.run_folder(run)
-        if not (folder / DESCRIPTION).is_file():
+        description = self._workspace.run_folder(run) / DESCRIPTION
+        if not description.is_file():
             reason = f"{run} has no model yet: the first one is saved after the first epoch"
             raise VitkitError("webapp.model-missing", reason)
-        key = (run, (folder / DESCRIPTION).stat().st_mtime_ns)
-        if key not in self._opened:
-            self._opened[key] = load(folder)
-        self._opened.move_to_end(key)
-        while len(self._opened) > _MAX_OPEN:
-            self._opened.popitem(last=False)
-        return self._opened[key]
+        return self._load(description)
+
+
+def _load_with(description: Path) -> Classifier:
+    from vitkit.weights import load
+
+    return load(description.parent)
 
 
 @lru_cache(maxsize=1)  # one workspace is open at a time

@@ -46,7 +46,7 @@ from vitkit.data import (
 )
 from vitkit.errors import VitkitError
 from vitkit.inference import cores
-from vitkit.system import cache_folder, from_json, read_text, write_bytes, write_json
+from vitkit.system import cache_folder, read_json, write_bytes, write_json
 from vitkit.text import JOINT
 from vitkit.webapp.workspace import Workspace
 
@@ -73,10 +73,6 @@ def check_number(number: int, count: int) -> None:
 
 class ChangedError(VitkitError):
     """The list of photographs has changed, so that the numbers in a request may refer to other photographs."""
-
-
-class GoneError(VitkitError):
-    """A photograph no longer exists at its path."""
 
 
 @dataclass(frozen=True)
@@ -296,28 +292,21 @@ class Photographs:
 
     # --- The order of the classes -------------------------------------------------------------------------
 
+    @property
+    def _names_file(self) -> Path:
+        return self.workspace.state_folder / "classes.json"
+
+    def _names_by_label_file(self) -> dict[str, list[str]]:
+        return read_json(self._names_file) if self._names_file.is_file() else {}
+
     def _stored_names(self) -> list[str]:
-        try:
-            stored = from_json(read_text(self.workspace.state_folder / _CLASSES_FILE))
-            names = stored.get(str(self.workspace.labels), [])
-            return [name for name in names if isinstance(name, str)]
-        except (OSError, ValueError, AttributeError):
-            return []  # the order, and classes without photographs, are only a convenience
+        return self._names_by_label_file().get(str(self.workspace.labels), [])
 
     def _store_names(self, names: Sequence[str]) -> None:
         names = list(dict.fromkeys(names))
-        if names == self._stored_names():
-            return
-        file = self.workspace.state_folder / _CLASSES_FILE
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            stored = dict(from_json(read_text(file)))
-        except (OSError, ValueError, TypeError):
-            stored = {}
-        write_json(file, {**stored, str(self.workspace.labels): names})
-
-
-_CLASSES_FILE = "classes.json"
+        if names != self._stored_names():
+            self._names_file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._names_file, {**self._names_by_label_file(), str(self.workspace.labels): names})
 
 
 def check_exist(files: Sequence[Place]) -> None:
@@ -326,7 +315,7 @@ def check_exist(files: Sequence[Place]) -> None:
     if missing:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         reason = f"{missing[0]} is no longer there{more}: nothing was written; search for the photographs again"
-        raise GoneError("webapp.photograph-missing", reason)
+        raise VitkitError("webapp.photograph-missing", reason)
 
 
 def clean_class_name(name: str, task: Task = SINGLE_LABEL) -> str:
@@ -382,13 +371,25 @@ class Thumbnails:
             return await asyncio.get_running_loop().run_in_executor(self._pool, _shrink, file, _LARGE_SIDE)
 
     async def respond(self, file: Place, request: Request, *, large: bool) -> Response:
-        """Answer a request with the thumbnail of a file, or with the picture at screen size."""
+        """Answer a request with the thumbnail of a file, or with the picture at screen size.
+
+        If the photograph cannot be read, the answer is a placeholder, without an error status, so that the browser's
+        console stays clean.
+        """
         try:
             jpeg = await (self.get_large(file) if large else self.get(file, request.is_disconnected))
-        except UnreadableImageError as error:
-            raise VitkitError(error.code, f"the photograph cannot be read: {error}") from error
-        headers = {"Cache-Control": "private, max-age=600"}
-        return Response(status_code=204) if jpeg is None else Response(jpeg, media_type="image/jpeg", headers=headers)
+        except UnreadableImageError:
+            return Response(_PLACEHOLDER, media_type="image/svg+xml", headers={"Cache-Control": "no-cache"})
+        if jpeg is None:
+            return Response(status_code=204, headers={"Cache-Control": "no-store"})
+        # The address changes with the list of photographs, the report, or the predictions.
+        return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=300"})
+
+
+_PLACEHOLDER = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64"><rect width="64" height="64" fill="#9994"/>'
+    '<path d="M20 20l24 24M44 20L20 44" stroke="#c44" stroke-width="4"/></svg>'
+)
 
 
 def thumbnail(file: Place) -> bytes:

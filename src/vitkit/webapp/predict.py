@@ -34,7 +34,7 @@ from vitkit.system import from_json, read_json, read_text, write_json
 from vitkit.text import check_rows, harmless, restored, write_workbook
 from vitkit.webapp.folders import PhotoFolder, find_folder, new_folder
 from vitkit.webapp.likeness import Background, run_vitkit
-from vitkit.webapp.photographs import Thumbnails, check_number, clean_class_name, photographs_in
+from vitkit.webapp.photographs import Thumbnails, check_number, clean_class_name, file_cache, photographs_in
 from vitkit.webapp.results import figures_in
 from vitkit.webapp.workspace import Workspace, label_file_of
 
@@ -65,13 +65,25 @@ class PhotoPrediction:
     familiar: float | None = None  # the fraction of known images that look no more familiar, if the model has a score
 
 
+@file_cache
+def _read_predictions(file: Path) -> list[PhotoPrediction]:
+    columns = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
+    predictions = []
+    with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+        for cells in csv.DictReader(text):
+            row = {name: restored(cell or "") for name, cell in cells.items()}
+            ranking = [(row[label], float(row[value])) for label, value in columns if row.get(value)]
+            share = float(row["familiar"]) if row.get("familiar") else None
+            predictions.append(PhotoPrediction(row["path"], tuple(ranking[:_TOP]), row["error"], share))
+    return predictions
+
+
 class StoredPredictions:
     """The sets of predictions of a workspace, which are stored on disk."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.folder = workspace.state_folder / _FOLDER
-        self._last_read: tuple[int, list[PhotoPrediction]] | None = None  # the number of a set, and its rows
         self._lock = threading.Lock()
 
     def all(self) -> list[PredictionSet]:
@@ -87,23 +99,7 @@ class StoredPredictions:
 
     def rows(self, item: PredictionSet) -> list[PhotoPrediction]:
         """Return the prediction for each photograph in a set."""
-        if self._last_read is not None and self._last_read[0] == item.number:
-            return self._last_read[1]
-        columns = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
-        predictions, file = [], self.folder / f"{item.number:06}.csv"
-        try:
-            with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-                for cells in csv.DictReader(text):
-                    row = {name: restored(cell or "") for name, cell in cells.items()}
-                    ranking = [(row[label], float(row[value])) for label, value in columns if row.get(value)]
-                    familiar = row.get("familiar") or row.get("unknown")  # the name in files of earlier versions
-                    share = float(familiar) if familiar else None
-                    predictions.append(PhotoPrediction(row["path"], tuple(ranking[:_TOP]), row["error"], share))
-        except (OSError, csv.Error, KeyError, ValueError) as error:
-            reason = "the file with these predictions is gone or damaged: predict the folder again"
-            raise VitkitError("webapp.predictions-damaged", reason) from error
-        self._last_read = item.number, predictions
-        return predictions
+        return _read_predictions(self.folder / f"{item.number:06}.csv")
 
     def edits(self, item: PredictionSet, numbers: Sequence[int], base: Path) -> list[Edit]:
         """Return rows of a label file with the corrected or else predicted classes; paths are relative to `base`.
@@ -150,11 +146,9 @@ class StoredPredictions:
         return item.number
 
     def _read(self, file: Path) -> PredictionSet | None:
-        try:
-            item = PredictionSet(**from_json(read_text(file)))
-        except (OSError, ValueError, TypeError):
-            return None
-        return item if file.name == f"{item.number:06}.json" and isinstance(item.corrections, dict) else None
+        with suppress(OSError, ValueError, TypeError):  # such as a file of another version
+            return PredictionSet(**from_json(read_text(file)))
+        return None
 
 
 # --- Exports and additions to the data ------------------------------------------------------------------------

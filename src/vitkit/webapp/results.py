@@ -151,7 +151,7 @@ def _is_correct_by_image(folder: Path) -> dict[tuple[str, str], bool]:
     The location of the file replaces an unknown digest.
     """
     images, photographs, seen = data_of(folder)["images"], _read_split(folder / SPLIT), set[str]()
-    with suppress(OSError, VitkitError):  # reports of earlier versions include images that the weights had seen
+    with suppress(OSError, VitkitError):  # if the weights had seen all images, the report has them all
         seen = set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
     contents = {path: str(file) for path, file in photographs.files.items()} | photographs.digests
     rows = zip(images["path"], images["true"], images["said"], strict=True)  # with indices of this run's classes

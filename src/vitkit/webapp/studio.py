@@ -77,7 +77,7 @@ def studio(
     workspace = None if source is None else open_chosen(source)
     runs_folder = workspace.runs if workspace is not None else Path("runs" if runs is None else runs).absolute()
     token = None if is_loopback(host) else new_token()
-    with _listen(host, port) as listener:
+    with _listener_at(host, port) as listener:
         name = f"[{host}]" if ":" in host else host
         if host in (EVERY_ADDRESS, "::"):
             name = socket.gethostname()
@@ -92,26 +92,18 @@ def studio(
         _serve(application, listener, rules_for_host(host, token), link if show else None)
 
 
-def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens at the port. If `port` is None, try 20 ports from 8420 on, then any free one."""
-    from vitkit.serving import Listener, claim_port
+def _listener_at(host: str, port: int | None) -> socket.socket:
+    """Return a socket that is bound to the port. If `port` is None, try 20 ports from 8420 on, then any free one."""
+    from vitkit.serving import bound_socket
 
-    try:
-        family = socket.getaddrinfo(host, port or STUDIO_PORT, type=socket.SOCK_STREAM)[0][0]
-    except OSError as error:
-        reason = f"--host {host} is not an address of this machine ({error.strerror})"
-        raise VitkitError("webapp.host-invalid", reason) from error
     for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + _PORTS_TRIED), 0):
-        listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for short answers
-        claim_port(listener)
         try:
-            listener.bind((host, number))
-            listener.listen()
+            return bound_socket(host, number)
+        except socket.gaierror as error:
+            reason = f"--host {host} is not an address of this machine ({error.strerror})"
+            raise VitkitError("webapp.host-invalid", reason) from error
         except OSError as error:
-            listener.close()
             last_error = error
-        else:
-            return listener
     at_port = "" if port is None else f", port {port}"
     reason = (last_error.strerror or str(last_error)).lower()
     message = f"cannot listen at {host}{at_port}: {reason}; use another --host or --port"
@@ -123,14 +115,11 @@ def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str
 
     from vitkit.serving import MAX_HEAD_BYTES, Connection, Guard
 
-    class StudioServer(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # without one, the browser would open in this terminal
-            has_screen = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in names)
-            if link is not None and has_screen:
-                threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
-
+    names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # without one, the browser would open in this terminal
+    has_screen = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in names)
+    if link is not None and has_screen:
+        listener.listen()  # so that the browser can connect before the server has started
+        threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
     config = uvicorn.Config(
         Guard(application, rules),
         http=Connection,
@@ -141,4 +130,4 @@ def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str
         timeout_graceful_shutdown=2,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
-    StudioServer(config).run([listener])
+    uvicorn.Server(config).run([listener])

@@ -164,7 +164,7 @@ def router(workspace: Workspace) -> APIRouter:
         jobs.start_runner_if_needed()
         last = jobs.last()
         runs = [_summary(workspace, jobs, name, last.get(name)) for name in _job_and_run_names(workspace, last)]
-        return {"runs": runs, "notes": jobs.notes()}
+        return {"runs": runs}
 
     @routes.get("/runs/{name}")
     def show_run(name: str) -> dict[str, Any]:

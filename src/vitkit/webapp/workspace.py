@@ -50,7 +50,6 @@ class Labels:
         self._foreign: set[Edit] = set()  # rows that others have added since the studio started
         # Undone steps: the rows that were removed, and the last remaining row of each of their pictures, if any.
         self._undone: list[tuple[tuple[Edit, ...], dict[str, Edit | None]]] = []
-        self._has_added_since_undo = False
         self._news: list[str] = []  # notes that the user has not seen yet
 
     def read(self) -> LabelFile:
@@ -71,10 +70,7 @@ class Labels:
     def _check_registry(self, *, exists: bool) -> None:
         """Record the label file, or raise an error if it is lost: all photographs would appear to be unlabelled."""
         path = str(self.file)
-        try:
-            recorded = [name for name in from_json(read_text(self._registry)) if isinstance(name, str)]
-        except (OSError, ValueError, TypeError):
-            recorded = []
+        recorded = from_json(read_text(self._registry)) if self._registry.is_file() else []
         if exists and path not in recorded:
             self._registry.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._registry, [*recorded, path])
@@ -89,7 +85,6 @@ class Labels:
             if edits:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 self._written |= dict.fromkeys(add_edits(self.file, edits))
-                self._has_added_since_undo |= bool(self._undone)
                 self._undone.clear()
                 self.read()
 
@@ -124,16 +119,12 @@ class Labels:
                 rows = tuple(edit for edit in removed if self._full_path(edit) not in newer)
                 if rows:
                     self._undone.append((rows, last))
-                self._has_added_since_undo = False
 
     def redo(self) -> None:
         """Repeat the step that was undone last, except for photographs that have newer labels."""
         with self._lock:
             now = self.read()
             if not self._undone:
-                if self._has_added_since_undo:
-                    reason = "nothing is redone: other labels were added since the undo"
-                    raise VitkitError("webapp.step-outdated", reason)
                 return
             undone, before = self._undone.pop()
             last = self._last_rows(now, undone)
@@ -341,10 +332,6 @@ def open_workspace(
             )
     if file.suffix.lower() != ".csv":
         raise VitkitError("webapp.labels-invalid", f"--labels {file} must end in .csv")
-    if file.is_dir():
-        raise VitkitError("webapp.labels-invalid", f"--labels {file} is a folder; name a file")
-    if folder.exists() and not folder.is_dir():
-        raise VitkitError("webapp.runs-invalid", f"--runs {folder} is a file; name a folder")
     return Workspace(photographs, _absolute(folder), _absolute(file), weights, first_run)
 
 

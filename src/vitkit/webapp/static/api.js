@@ -4,11 +4,9 @@ import { el } from "./dom.js";
 
 const UNREACHABLE = "The studio does not answer: is it still running? What was saved before is safe.";
 
-let gone = false;
-
 /** JSON of an address. Throws an Error whose message is for people. */
-export async function get(path, signal) {
-  return answer(() => fetch(path, { signal }));
+export async function get(path) {
+  return answer(() => fetch(path));
 }
 
 /** Sends JSON, gives back JSON. Throws an Error whose message is for people. */
@@ -26,15 +24,8 @@ async function answer(ask) {
   let response;
   try {
     response = await ask();
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    gone = true;
+  } catch {
     throw Object.assign(new Error(UNREACHABLE), { unreachable: true });
-  }
-  if (gone) {
-    gone = false;
-    for (const line of [...document.getElementById("fails").children]) if (line.dataset.text === UNREACHABLE) line.remove();
-    say("The studio answers again.");
   }
   const told = await response.json().catch(() => ({}));
   if (!response.ok) throw Object.assign(new Error(told.error || `The studio answered ${response.status}.`), { status: response.status });
@@ -42,20 +33,19 @@ async function answer(ask) {
 }
 
 /** Shows a line that disappears by itself; screen readers read it politely. */
-export function say(text, ...more) {
-  show("says", text, more, 5000);
+export function say(text) {
+  show("says", text, 5000);
 }
 
-/** Shows an error for longer; screen readers read it at once. Aborted requests are not shown. */
+/** Shows an error for longer; screen readers read it at once. */
 export function fail(error) {
-  if (error.name === "AbortError") return;
-  show("fails", error.message || String(error), [], 12000);
+  show("fails", error.message || String(error), 12000);
 }
 
-function show(where, text, more, milliseconds) {
+function show(where, text, milliseconds) {
   const place = document.getElementById(where);
   if ([...place.children].some((own) => own.dataset.text === text)) return;
-  const line = el("div", { class: "line", "data-text": text }, el("span", {}, text), ...more,
+  const line = el("div", { class: "line", "data-text": text }, el("span", {}, text),
     el("button", { type: "button", class: "quiet", "aria-label": "Close this message", onclick: () => line.remove() }, "✕"));
   place.append(line);
   while (place.children.length > 3) place.firstChild.remove();

@@ -45,7 +45,7 @@ class LookPage {
 
   leave() {
     this.turn += 1;
-    for (const stop of this.clocks) stop?.(false);
+    for (const stop of this.clocks) stop?.();
     document.removeEventListener("paste", this.pasted);
   }
 
@@ -94,9 +94,9 @@ class LookPage {
     const left = el("span", { "aria-hidden": "true" });
     const waits = el("p", { class: "soft" }, "Looking … ", left);
     fill(this.found, waits);
-    const stop = clock(left, `${this.run}: see`);
+    const stop = clock(left);
     const seen = await this.ask("see");
-    stop(seen !== null);
+    stop();
     if (!seen) {
       if (waits.isConnected) fill(this.found);
       return;
@@ -109,7 +109,7 @@ class LookPage {
 
   draw() {
     const { seen } = this;
-    for (const stop of this.clocks) stop?.(false);
+    for (const stop of this.clocks) stop?.();
     this.clocks = [];
     this.maps = [0, 1].map((place) => this.mapFigure(place));
     const said = seen.multi && !seen.label ? "None of the classes" : seen.label;
@@ -152,10 +152,10 @@ class LookPage {
       tells.textContent = methods.find((own) => own.name === method).tells;
       canvas.classList.add("waits");
       canvas.setAttribute("aria-label", `${TITLES[method] || method}: being drawn`);
-      this.clocks[place]?.(false);
-      const stop = this.clocks[place] = clock(left, `${this.run}: ${method}`);
+      this.clocks[place]?.();
+      const stop = this.clocks[place] = clock(left);
       const found = await this.ask("map", { method, target: this.target });
-      stop(found !== null);
+      stop();
       if (!found || method !== choice.value) return;
       canvas.setAttribute("aria-label", `${TITLES[method] || method}, ${found.target}`);
       await overlay(canvas, this.seen.picture, found.map, found.box);

@@ -19,26 +19,13 @@ export function stage({ what, done, total, left }, first = "Starting") {
   return `${name}${part}${rest && `, ${rest}`}`;
 }
 
-const SPENT = new Map(); // the seconds that work of a kind took last
-
-/**
- * Shows in an element how long a request may still take, as it took the last time, or else the seconds so far.
- * Returns a function that ends this; if it is called with true, the work is done and its time is remembered.
- */
-export function clock(element, kind) {
+/** Shows in an element for how many seconds a request has been running; returns a function that ends this. */
+export function clock(element) {
   const begun = performance.now();
-  const spent = () => (performance.now() - begun) / 1000;
-  const known = SPENT.get(kind);
-  const tell = () => {
-    if (known >= 2 && spent() < known) element.textContent = timeLeft(known - spent());
-    else element.textContent = spent() >= 2 ? `${Math.floor(spent())} seconds so far` : "";
-  };
-  tell();
-  const timer = setInterval(tell, 500);
-  return (done) => {
+  const timer = setInterval(() => { element.textContent = `${Math.floor((performance.now() - begun) / 1000)} seconds so far`; }, 1000);
+  return () => {
     clearInterval(timer);
     element.textContent = "";
-    if (done) SPENT.set(kind, spent());
   };
 }
 

@@ -41,13 +41,12 @@ class TrainPage {
   }
 
   async build(main) {
-    const [{ offers }, { runs, notes }] = await Promise.all([get("/api/train/offers"), get("/api/train/runs")]);
+    const [{ offers }, { runs }] = await Promise.all([get("/api/train/offers"), get("/api/train/runs")]);
     this.runs = runs;
     this.list = el("ul", { class: "runs" });
     this.detail = el("section", { class: "run", "aria-label": "The chosen training" });
     this.place = el("div", {}, this.form(offers));
-    const side = el("div", {}, this.place, el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list,
-      notes.map((note) => el("p", { class: "small soft wrap" }, note))));
+    const side = el("div", {}, this.place, el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list));
     fill(main, el("div", { class: "train" }, side, this.detail));
     await this.follow(runs);
   }
