@@ -95,25 +95,12 @@ def test_saving_keeps_the_record_to_the_bit_and_damage_is_named(run: Path, tmp_p
             load(folder)
 
 
-@pytest.mark.parametrize("change", ["shape", "class", "probability", "nan", "version"])
-def test_a_record_with_wrong_values_is_refused(run: Path, change: str) -> None:
-    from safetensors.numpy import load as tensors_of
+def test_a_record_of_a_newer_version_is_refused(run: Path) -> None:
     from safetensors.numpy import save
 
     classifier = load(run)
-    assert classifier.trust is not None
-    tensors, header = tensors_of(classifier.trust), {"format_version": 2, "chosen": list[str]()}
-    if change == "shape":
-        tensors["held_out.rest"] = tensors["held_out.rest"][:-1]
-    elif change == "class":
-        tensors["held_out.label"] = tensors["held_out.label"] + 99
-    elif change == "version":
-        header["format_version"] = 9
-    else:
-        tensors["held_out.rest"] = np.full_like(tensors["held_out.rest"], 7 if change == "probability" else np.nan)
-    classifier.trust = save(tensors, {"trust": json.dumps(header)})
-    code = "inference.record-newer" if change == "version" else "inference.record-damaged"
-    with refused(code, "trust.safetensors"):
+    classifier.trust = save({}, {"trust": json.dumps({"format_version": 9})})
+    with refused("inference.record-newer"):
         _ = classifier.held_out
 
 

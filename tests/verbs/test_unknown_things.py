@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.numpy import load as tensors_of
-from safetensors.numpy import save
 
 import runs
 import tiny
@@ -241,33 +239,7 @@ def test_models_without_a_score_have_no_column(made: tuple[Path, Path], tmp_path
     classifier.save(tmp_path / "old")
     package.predict(tmp_path / "old", photographs, out=tmp_path / "rows.csv")
     assert (tmp_path / "rows.csv").read_text().startswith("path,label,confidence,error\n")
-    with refused("inference.record-missing", "earlier versions"):
+    with refused("inference.record-missing", "`vitkit train` fitted"):
         package.predict(tmp_path / "old", photographs, promises=UNKNOWN)
     export(load(tmp_path / "old"), tmp_path / "old.xml", Pictures("photographs", tuple(sorted(photographs.iterdir()))))
     assert load_exported(tmp_path / "old.xml").unknown is None
-
-
-def test_a_score_of_before_is_told(vitkit: Any, made: tuple[Path, Path], tmp_path: Path) -> None:
-    model, photographs = made
-    classifier = load(model)
-    assert classifier.trust is not None
-    header = classifier.trust[8 : 8 + int.from_bytes(classifier.trust[:8], "little")]
-    tensors, about = tensors_of(classifier.trust), json.loads(json.loads(header)["__metadata__"]["trust"])
-    for name in ("above", "rank"):  # for other kinds of sets
-        tensors[f"held_out.{name}"] = np.zeros_like(tensors["held_out.label"])
-    tensors["unknown.known"] = np.stack([tensors["unknown.known"]] * 2)
-    about |= {"format_version": 1, "unknown": {**about["unknown"], "method": "joint", "passing": {"joint": 0.1}}}
-    classifier.trust = save(tensors, {"trust": json.dumps(about)})
-    classifier.save(tmp_path / "old")
-    export(classifier, tmp_path / "old.xml", Pictures("photographs", tuple(sorted(photographs.iterdir()))))
-    said = "score for unknown images (joint) is not used, because vitkit has another one now"
-    for old in (tmp_path / "old", tmp_path / "old.xml"):
-        rows = package.predict(old, photographs, promises=package.Promises(coverage=0.5))
-        assert [said in note for note in rows.notes if "unknown images" in note] == [True]
-        assert [(row.familiar, row.set is None) for row in rows] == [(None, False)] * 12
-        with refused("inference.record-missing"):
-            package.predict(old, photographs, promises=UNKNOWN)
-    report = load(tmp_path / "old").report
-    assert report is not None and any(said in line for line in report.lines())
-    outcome = vitkit("predict", tmp_path / "old", photographs)
-    assert outcome.code == 0 and outcome.err.count(said) == 1

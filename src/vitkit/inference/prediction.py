@@ -622,12 +622,6 @@ def written_rows(out: Path, form: RowFormat, paths: Sequence[str]) -> WrittenRow
     computation = None
     if file != out and (record := _computation_of(file)).exists():
         computation = read_json(record)
-        if computation.pop("merge", 0):  # files of earlier versions have this number
-            raise _rows_differ(file, "they were computed with --merge of an earlier version")
-        kinds = {name: type(value) for name, value in computation.items()}
-        if kinds != {"backend": str, "precision": str, "plan": str}:
-            reason = f"{record} is damaged: start again with --force, or delete it to choose the backend anew"
-            raise VitkitError("inference.computation-damaged", reason)
     return WrittenRows(missing, file, size, is_in_order, tally, computation)
 
 
