@@ -73,10 +73,6 @@ def test_the_result_is_what_the_folder_holds(trained: Path, data: Path) -> None:
         (None, "system.json-damaged", "NoneType"),
         ([1], "system.json-damaged", "list"),
         ({"accuracy": "x"}, "evaluation.figures-damaged", "accuracy is 'x'"),
-        ({"balanced_accuracy": []}, "evaluation.figures-damaged", "balanced_accuracy"),
-        ({"chosen_on": [1]}, "evaluation.figures-damaged", "chosen_on"),
-        ({"images": None}, "evaluation.figures-damaged", "images"),
-        ({"intervals_95": {"accuracy": [0.5]}}, "evaluation.figures-damaged", "intervals_95"),
     ],
 )
 def test_figures_that_were_damaged_are_named(trained: Path, tmp_path: Path, change: Any, code: str, named: str) -> None:
