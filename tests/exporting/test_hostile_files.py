@@ -122,26 +122,17 @@ def test_weights_that_are_not_the_files_own_are_noticed(file: str, is_own: bool,
         load_exported(place / ("model.xml" if file == "model.bin" else file))
 
 
-CARDS = {
-    "a temperature of 0": ('"temperature": 1.5', '"temperature": 0.0'),
-    "no number": ('"temperature": 1.5', '"temperature": NaN'),
-    "fewer names": ('"f", "g"', '"f"'),
-    "names that are none": ('"f", "g"', '"f", 3'),
-}
-
-
-@pytest.mark.parametrize(("old", "new"), CARDS.values(), ids=CARDS)
-def test_a_card_that_was_changed_is_noticed(old: str, new: str, place: Path) -> None:
+def test_a_card_that_was_changed_is_noticed(place: Path) -> None:
     import onnx
 
     model = onnx.load(exported(".onnx"))
     (entry,) = model.metadata_props
-    assert old in entry.value
-    entry.value = entry.value.replace(old, new)
+    assert '"f", "g"' in entry.value
+    entry.value = entry.value.replace('"f", "g"', '"f"')
     changed = model.SerializeToString()
     stated = re.search(r'"checksum": "([0-9a-f]{64})"', entry.value)
     forged = seal.with_checksum(changed.replace(stated[1].encode(), seal.BLANK.encode()))
-    for content in (changed, forged):  # a forger can compute the checksum, too
+    for content in (changed, forged):  # whoever changes it can compute the checksum, too
         (place / "model.onnx").write_bytes(content)
         with refused("exporting.file-damaged"):
             load_exported(place / "model.onnx")

@@ -363,16 +363,13 @@ class Trust:
             reason = f"{_STORED} were written by a newer version of vitkit: upgrade vitkit"
             raise VitkitError("inference.record-newer", reason)
         tensors = load(data)
-        held_out = HeldOut(
-            **{name: tensors[f"held_out.{name}"].astype(np.int64) for name in _INTS},
-            **{name: tensors[f"held_out.{name}"].astype(np.float64) for name in _FLOATS},
-            chosen=tuple(about["chosen"]),
-            folds=about.get("folds", 0),
-        )
+        stored: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.int64) for name in _INTS}
+        stored |= {name: tensors[f"held_out.{name}"] for name in _FLOATS}
+        held_out = HeldOut(**stored, chosen=tuple(about["chosen"]), folds=about.get("folds", 0))
         tests: RecordedTests | None = None
         if "tests.predicted" in tensors:
             predicted = tensors["tests.predicted"].astype(np.int64)
-            tests = RecordedTests(predicted, tensors["tests.doubt"].astype(np.float64))
+            tests = RecordedTests(predicted, tensors["tests.doubt"])
         if about.get("unknown", {}).get("method") != METHOD:
             return cls(held_out, None, tests)
         arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}

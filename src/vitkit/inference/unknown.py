@@ -179,4 +179,4 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]
     """Restore a detector from the result of `to_arrays`."""
     neighbours = Neighbours(arrays[f"{METHOD}.points"], about["nearest"][METHOD])
     limits = tuple(FalseAcceptance(**{**row, "bounds": tuple(row["bounds"])}) for row in about["limits"])
-    return Unknown(neighbours, arrays["known"].astype(np.float64), limits)
+    return Unknown(neighbours, arrays["known"], limits)
