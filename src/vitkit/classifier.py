@@ -210,7 +210,7 @@ class Classifier:
         Raises:
             VitkitError: the record is damaged.
         """
-        return None if self.trust is None else parsed(self.trust, len(self.classes))
+        return None if self.trust is None else parsed(self.trust)
 
     @property
     def unknown(self) -> Unknown | None:
@@ -224,7 +224,7 @@ class Classifier:
         """
         if self.trust is None or self.views is not None or not (self.runner is None or self.runner_has_features):
             return None
-        return parsed(self.trust, len(self.classes)).unknown
+        return parsed(self.trust).unknown
 
     @property
     def feature_size(self) -> int:

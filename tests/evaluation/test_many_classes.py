@@ -15,7 +15,6 @@ from vitkit.evaluation import (
     Units,
     at_temperature,
     for_prior,
-    label_errors,
     loss_bounds,
     macro_f1_bounds,
     mean_interval,
@@ -55,7 +54,7 @@ def test_more_classes_than_a_picture_has_rows_are_counted_several_to_a_row() -> 
 def test_labels_are_doubted_alike_however_many_rows_are_computed_at_a_time(own: Evaluation) -> None:
     whole = LabelNoise.of(own.probabilities, own.labels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(label_errors, "_NUMBERS", 8)
+        patch.setattr("vitkit.evaluation.calibration._NUMBERS", 8)
         few = LabelNoise.of(own.probabilities, own.labels)
     assert few.p == pytest.approx(whole.p, abs=1e-3)
     assert few.wrong == pytest.approx(whole.wrong, abs=1e-3)

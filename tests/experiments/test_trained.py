@@ -69,7 +69,7 @@ def test_only_images_count_that_are_the_same_with_the_same_label_and_unseen(tmp_
     path = split_from_file(second / "split.json").paths
     changed(second, lambda content: content["contents"].update({path[3]: "00" * 32}))
     numbers = json.loads((first / "evaluation.json").read_text(encoding="utf-8"))
-    numbers |= {"seen": {"images": 1, "paths": [path[4]]}, "without_seen": dict(numbers)}
+    numbers |= {"seen": {"images": 1, "paths": [path[4]]}, "without_seen": dict(numbers), "with_seen": dict(numbers)}
     (first / "evaluation.json").write_text(json.dumps(numbers), encoding="utf-8")
     found = vitkit.compare([first, second], out=tmp_path / "compared")
     assert found.figures["test_images"] == 33 and found.pairs[0]["only"] == [1, 1]

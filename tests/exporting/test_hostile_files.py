@@ -94,7 +94,6 @@ XML_ATTACKS = {
     "weights before the beginning": (b'offset="0"', b'offset="-8"'),
     "a constant that lies nowhere": (b'type="MatMul"', b'type="Const"'),
     "a word of a newer runtime": (b"<data shape", b'<data library="evil.so" shape'),
-    "no images": (b'shape="?,3,12,16"', b'shape="0,3,12,16"'),
     "another encoding": (b'<?xml version="1.0"?>', b'<?xml version="1.0" encoding="UTF-16"?>'),
 }
 
@@ -104,10 +103,9 @@ def test_an_openvino_model_with_others_is_refused(old: bytes, new: bytes, place:
     shutil.copytree(exported(".xml").parent, place, dirs_exist_ok=True)
     content = (place / "model.xml").read_bytes()
     assert old in content
-    is_batch = old == b'shape="?,3,12,16"'
-    content = content.replace(old, new) if is_batch else content.replace(old, new, 1)
+    content = content.replace(old, new, 1)
     (place / "model.xml").write_bytes(seal.with_checksum(content, (place / "model.bin").read_bytes()))
-    with refused("exporting.file-damaged" if is_batch else "exporting.file-foreign"):
+    with refused("exporting.file-foreign"):
         load_exported(place / "model.xml")
 
 
@@ -124,26 +122,17 @@ def test_weights_that_are_not_the_files_own_are_noticed(file: str, is_own: bool,
         load_exported(place / ("model.xml" if file == "model.bin" else file))
 
 
-CARDS = {
-    "a temperature of 0": ('"temperature": 1.5', '"temperature": 0.0'),
-    "no number": ('"temperature": 1.5', '"temperature": NaN'),
-    "fewer names": ('"f", "g"', '"f"'),
-    "names that are none": ('"f", "g"', '"f", 3'),
-}
-
-
-@pytest.mark.parametrize(("old", "new"), CARDS.values(), ids=CARDS)
-def test_a_card_that_was_changed_is_noticed(old: str, new: str, place: Path) -> None:
+def test_a_card_that_was_changed_is_noticed(place: Path) -> None:
     import onnx
 
     model = onnx.load(exported(".onnx"))
     (entry,) = model.metadata_props
-    assert old in entry.value
-    entry.value = entry.value.replace(old, new)
+    assert '"f", "g"' in entry.value
+    entry.value = entry.value.replace('"f", "g"', '"f"')
     changed = model.SerializeToString()
     stated = re.search(r'"checksum": "([0-9a-f]{64})"', entry.value)
     forged = seal.with_checksum(changed.replace(stated[1].encode(), seal.BLANK.encode()))
-    for content in (changed, forged):  # a forger can compute the checksum, too
+    for content in (changed, forged):  # whoever changes it can compute the checksum, too
         (place / "model.onnx").write_bytes(content)
         with refused("exporting.file-damaged"):
             load_exported(place / "model.onnx")

@@ -95,7 +95,9 @@ def test_a_measurement_is_said_kept_and_not_repeated(measured: list[str], cache:
     assert len(measured) == len(said) == 1
     assert "folded-fused 1.20, folded-batch 1.04" in said[0]
     assert choose_plan(build(layers=2), may_measure=True) == "folded-fused"
-    assert len(measured) == 2 and len(list((cache / "plans").iterdir())) == 2
+    first, _ = (cache / "plans").iterdir()
+    keys = json.loads(first.read_text()).keys()
+    assert len(measured) == 2 and {"processor", "capability", "ONEDNN_MAX_CPU_ISA", "cores", "torch", "batch"} <= keys
     shutil.rmtree(cache / "plans")
     (cache / "plans").write_text("a file, which stops nothing")
     assert choose_plan(build(), may_measure=True) == "folded-fused"
@@ -107,22 +109,6 @@ def test_few_images_are_not_measured_for(measured: list[str]) -> None:
     assert measured == []
     assert open_runner(build(), "eager", "bfloat16", images=500).plan == "folded-fused"
     assert open_runner(build(), "eager", "bfloat16", images=1).plan == "folded-fused"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"\xff\xfe", b"[]", b'{"plan": "folded-fused"}', {"processor": "another"}, {"plan": "auto"}, {"plan": ["plain"]}],
-    ids=str,
-)
-def test_what_is_damaged_or_of_another_machine_is_measured_anew(content: Any, measured: list[str], cache: Path) -> None:
-    choose_plan(build(), may_measure=True)
-    (file,) = (cache / "plans").iterdir()
-    kept = json.loads(file.read_text())
-    file.write_bytes(content if isinstance(content, bytes) else json.dumps(kept | content).encode())
-    assert choose_plan(build(), may_measure=False) == "plain"
-    assert choose_plan(build(), may_measure=True) == "folded-fused"
-    assert len(measured) == 2 and json.loads(file.read_text()) == kept
-    assert {"processor", "capability", "ONEDNN_MAX_CPU_ISA", "cores", "torch", "batch"} <= kept.keys()
 
 
 def test_a_fixed_plan_is_taken_and_is_of_eager(measured: list[str]) -> None:

@@ -77,18 +77,3 @@ def test_a_score_is_stored_without_loss() -> None:
     arrays, about = to_arrays(unknown)
     again = from_arrays(arrays, json.loads(json.dumps(about)))
     assert np.array_equal(again.p_values(known(30, 2)), unknown.p_values(known(30, 2)))
-    arrays, about = to_arrays(Unknown.fit(known(120, 0), known(40, 1)))
-    del about["nearest"]  # the first files count ten neighbours and have a row of known scores
-    again = from_arrays({**arrays, "known": arrays["known"][None]}, about)
-    assert again.neighbours.nearest == 10 and again.known.shape == (40,)
-
-
-def test_damaged_scores_are_refused() -> None:
-    arrays, about = to_arrays(Unknown.fit(known(60, 0), known(40, 1)))
-    name = "neighbours.points"
-    for changed in ({"known": arrays["known"][:0]}, {"known": arrays["known"] * np.nan}, {name: arrays[name][:, :0]}):
-        with pytest.raises(ValueError, match=r"finite|shape"):
-            from_arrays({**arrays, **changed}, about)
-    for damaged in ({"neighbours": 0}, {"neighbours": 61}, "three"):
-        with pytest.raises((TypeError, ValueError)):
-            from_arrays(arrays, {**about, "nearest": damaged})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitkit.evaluation.figures import Gain, all_figures, at_temperature, calibration_rise, chosen_on, counted_part
     from vitkit.evaluation.figures import describe, for_prior, gain, operating_points, rank_areas, seen_to_exclude
     from vitkit.evaluation.figures import tta_figures, tta_lines
-    from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, Headline, counted_figures, describe_labels, headline_of
+    from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, Headline, describe_labels, headline_of
     from vitkit.evaluation.headline import images_in_words, value_of, verdict_of
     from vitkit.evaluation.intervals import TAIL, Interval, Units, fold_intervals, loss_bounds, macro_f1_bounds
     from vitkit.evaluation.intervals import mean_interval

@@ -18,12 +18,9 @@ _PRIOR = 0.5  # standard deviation of the priors of ln T and of the strength, wh
 _NUMBERS = 2**18  # entries of an array that are processed at a time; they fit into a core's cache
 
 
-def blocks(rows: int, width: int, max_entries: int | None = None) -> Iterator[slice]:
-    """Return slices that divide an array (rows, width) into blocks of rows, so that intermediate results stay small.
-
-    `max_entries` is the maximum number of entries per block; None for the default.
-    """
-    size = max(1, (max_entries or _NUMBERS) // max(width, 1))
+def blocks(rows: int, width: int) -> Iterator[slice]:
+    """Return slices that divide an array (rows, width) into blocks of rows, so that intermediate results stay small."""
+    size = max(1, _NUMBERS // max(width, 1))
     return (slice(start, start + size) for start in range(0, rows, size))
 
 

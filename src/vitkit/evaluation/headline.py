@@ -98,9 +98,8 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
     """
     if isinstance(numbers["accuracy"], Mapping):
         return _headline_of_folds(numbers)
-    counted = counted_figures(numbers)
-    bounds, missing = counted.get("intervals_95", {}), numbers.get("missing_tests")
-    value, images, interval = counted.get("accuracy"), counted.get("images", 0), bounds.get("accuracy")
+    value, images, missing = numbers["accuracy"], numbers.get("images", 0), numbers.get("missing_tests")
+    interval = numbers.get("intervals_95", {}).get("accuracy")
     if missing:
         value, images, interval = missing["accuracy"], images + missing["images"], missing["interval_95"]
     return Headline(
@@ -109,19 +108,8 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
         interval=None if interval is None else tuple(interval),
         images=images,
         split=numbers["split"],
-        caveats=(*_caveats(numbers), *_caveats_of_images({**numbers, **counted}, interval[0] if interval else 0.0)),
+        caveats=(*_caveats(numbers), *_caveats_of_images(numbers, interval[0] if interval else 0.0)),
     )
-
-
-def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the main figures and `intervals_95` in evaluation.json without images that the weights had seen.
-
-    The result is empty if no image is left. Figures of the training split and of a cross-validation are returned
-    unchanged. The main figures in files of earlier versions include seen images; their `without_seen` is returned.
-    """
-    if "folds" in numbers or numbers["split"] == "train" or not _seen_count(numbers):
-        return numbers
-    return numbers["without_seen"] or {}
 
 
 def value_of(headline: Headline) -> float:
@@ -134,11 +122,7 @@ def value_of(headline: Headline) -> float:
 def _headline_of_folds(numbers: Mapping[str, Any]) -> Headline:
     # The mean over the folds of a cross-validation, with the caveats of every fold.
     mean, folds = numbers["accuracy"]["mean"], [headline_of(fold) for fold in numbers["folds"]]
-    if "interval_95" in numbers["accuracy"]:
-        low, high = numbers["accuracy"]["interval_95"] or (0.0, 1.0)
-    else:
-        margin = numbers["accuracy"]["margin_95"]
-        low, high = max(mean - margin, 0.0), min(mean + margin, 1.0)
+    low, high = numbers["accuracy"]["interval_95"] or (0.0, 1.0)
     caveats = list(dict.fromkeys(caveat for fold in numbers["folds"] for caveat in _caveats(fold)))
     if final := numbers.get("final"):
         all_images = plural(final["images"], "image", "images")
@@ -186,14 +170,12 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     if is_train:
         yield Caveat("trained_on", "training images: the figure says nothing about others")
     elif seen := _seen_count(numbers):
-        # In evaluation.json of earlier versions, `with_seen` is missing, and the main figures describe all images.
-        with_them = numbers.get("with_seen", numbers)["accuracy"]
         if numbers["without_seen"] is None:
             split = "" if numbers["split"] == "all" else f"{numbers['split']} "
             text = f"the weights had seen all {seen} {split}images"
         else:
             text = f"without {seen} that the weights had seen"
-        yield Caveat("seen", f"{text}; with them {with_them:.4f}")
+        yield Caveat("seen", f"{text}; with them {numbers['with_seen']['accuracy']:.4f}")
     recorded = numbers.get("seen", {})
     if recorded is None and not is_train:
         yield Caveat("unrecorded", UNRECORDED)
@@ -217,12 +199,12 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         yield Caveat("precision", f"computed in {precision}")
 
 
-def _caveats_of_images(counted: Mapping[str, Any], low: float) -> Iterator[Caveat]:
+def _caveats_of_images(numbers: Mapping[str, Any], low: float) -> Iterator[Caveat]:
     # The images are not independent, or always predicting one label is as good as `low`, the accuracy's lower bound.
-    images, groups = counted.get("images", 0), counted.get("independent_groups", 0)
+    images, groups = numbers.get("images", 0), numbers.get("independent_groups", 0)
     if 0 < groups < images:
         yield Caveat("groups", f"only {groups} of them independent, the others being copies or of the same scenes")
-    baseline = counted.get("baseline")
+    baseline = numbers.get("baseline")
     if baseline and (baseline["accuracy"] >= low or baseline["accuracy"] > _FREQUENT_BASELINE):
         yield Caveat("baseline", f"always answering {baseline['label']!r} gives {baseline['accuracy']:.4f}")
 
@@ -238,7 +220,7 @@ def _caveats_of_labels(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     if missing := numbers.get("missing_tests"):
         images = plural(missing["images"], "test image", "test images")
         text = f"{images} of {listed(missing['runs'])} missing, counted as predicted there ({missing['right']} right)"
-        yield Caveat("missing", f"{text}; without them {counted_figures(numbers)['accuracy']:.4f}")
+        yield Caveat("missing", f"{text}; without them {numbers['accuracy']:.4f}")
 
 
 def describe_labels(numbers: Mapping[str, Any]) -> str | None:
@@ -276,8 +258,7 @@ def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
     start = "All classes right for" if headline.figure == "exact match" else "Right for"
     words = f"{start} {share_in_words(headline.value, headline.images)} photographs"
     low, high = headline.interval or (0.0, 1.0)
-    counted = counted_figures(numbers)
-    baseline = _majority_of_folds(numbers) if headline.folds else {**numbers, **counted}.get("baseline")
+    baseline = _majority_of_folds(numbers) if headline.folds else numbers.get("baseline")
     if "trained_on" in kinds:
         return Verdict("problem", f"{words}, but it learned from these, so test it on others")
     if "problem" in kinds:
@@ -303,9 +284,8 @@ def most_mixed_up(numbers: Mapping[str, Any]) -> MixedUp | None:
     confused = Counter[tuple[str, ...]]()  # in either direction
     for pair in numbers.get("confused", ()):
         confused[tuple(sorted((pair["true"], pair["predicted"])))] += pair["count"]
-    counted = counted_figures(numbers)
-    if counted.get("accuracy") is None or not confused:
+    if numbers.get("accuracy") is None or not confused:
         return None
-    mistakes = round((1 - counted["accuracy"]) * counted["images"])
+    mistakes = round((1 - numbers["accuracy"]) * numbers["images"])
     ((classes, count),) = confused.most_common(1)
     return MixedUp(classes, count, mistakes) if count > 1 and count >= _OFTEN_CONFUSED * mistakes else None

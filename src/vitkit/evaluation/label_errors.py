@@ -47,7 +47,6 @@ LEVEL = 0.05  # significance level of the test for wrong labels
 _PENALTIES = (0.3, 0.1, 0.03, 0.01)
 _TINY = 1e-12
 _BOUNDS = ((-4.0, 2.0), (-2.0, 2.0), (-12.0, -0.4))  # ln of the inverse temperature, weight of frequencies, logit
-_NUMBERS = 2**18  # number of probabilities that are processed at a time
 _MAX_FITTED = 2**20  # maximum number of probabilities that the parameters are fitted to
 
 
@@ -149,7 +148,7 @@ class _Model(ABC):
             # Weak priors around the unchanged probabilities, so that a few labels do not change them much.
             value = float(parameters[0] ** 2 / 8 + parameters[1] ** 2 / 2)
             gradient = np.array([parameters[0] / 4, parameters[1], 0.0])
-            for rows in blocks(len(self.labels), self.probabilities.shape[1], _NUMBERS):
+            for rows in blocks(*self.probabilities.shape):
                 calibrated, z = self._calibrated(rows, parameters)
                 label, at_random = self._label(calibrated, rows)
                 mixed = np.maximum((1 - fraction) * label + fraction * at_random, 1e-300)
@@ -170,7 +169,7 @@ class _Model(ABC):
         fraction = float(expit(parameters[2]))
         wrong, doubt = np.empty(self.labels.shape), np.empty(self.labels.shape)
         suggested = np.empty(self.labels.shape, dtype=np.int64)
-        for rows in blocks(len(self.labels), self.probabilities.shape[1], _NUMBERS):
+        for rows in blocks(*self.probabilities.shape):
             calibrated, _ = self._calibrated(rows, parameters)
             label, at_random = self._label(calibrated, rows)
             # Bayes' theorem: the probability that the label is random and differs from the one that it replaced.
@@ -375,10 +374,8 @@ def from_predictions(evaluations: Iterable[Evaluation]) -> list[LabelError]:
     all_evaluations = list(evaluations)
     if not all_evaluations:
         return []
-    probabilities, labels = all_evaluations[0].probabilities, all_evaluations[0].labels
-    if len(all_evaluations) > 1:  # a single one is not copied
-        probabilities = np.concatenate([evaluation.probabilities for evaluation in all_evaluations])
-        labels = np.concatenate([evaluation.labels for evaluation in all_evaluations])
+    probabilities = np.concatenate([evaluation.probabilities for evaluation in all_evaluations])
+    labels = np.concatenate([evaluation.labels for evaluation in all_evaluations])
     paths = [path for evaluation in all_evaluations for path in evaluation.paths]
     return _name_suspects(find_suspects(probabilities, labels), paths, all_evaluations[0].classes)
 

@@ -113,51 +113,21 @@ def summary(evaluation: Any, task: TaskName) -> dict[str, float | None]:
 
 
 def read_figures(file: Path) -> dict[str, Any]:
-    """Read evaluation.json or folds.json and check the types of its values.
+    """Read evaluation.json or folds.json.
 
     Raises:
-        VitkitError: a value has the wrong type, or the accuracy is missing, because the file is damaged or was edited.
+        VitkitError: the accuracy is missing or not a number, because the file is damaged or was edited.
         OSError: the file cannot be read.
     """
     figures = read_json(file)
-    names = {name for rows in METRICS.values() for name in rows}
-    for name, value in figures.items():
-        if name in names:
-            numbers = list(value.values()) if isinstance(value, dict) else [value]  # folds have a mean and an interval
-            is_valid = bool(numbers) and all(item is None or is_number(item) or _is_pair(item) for item in numbers)
-        else:
-            is_valid = name not in _TYPE_CHECKS or _TYPE_CHECKS[name](value)
-        if not is_valid:
-            raise _damaged(file, f"{name} is {type_of(value)}")
-    if figures.get("accuracy") is None and not figures.get("seen"):  # there is no accuracy if all images were seen
-        raise _damaged(file, "it has no accuracy")
+    accuracy = figures.get("accuracy")
+    is_known = isinstance(accuracy, dict) or is_number(accuracy)  # folds have a mean and an interval
+    if not is_known and not (accuracy is None and figures.get("seen")):  # there is none if all images were seen
+        advice = f"delete it, and repeat the evaluation: {resume_command(file.parent)}"
+        reason = f"{file} is damaged: its accuracy is {type_of(accuracy)}; {advice}"
+        raise VitkitError("evaluation.figures-damaged", reason)
     return figures
 
-
-def _damaged(file: Path, problem: str) -> VitkitError:
-    advice = f"delete it, and repeat the evaluation: {resume_command(file.parent)}"
-    return VitkitError("evaluation.figures-damaged", f"{file} is damaged: {problem}; {advice}")
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
-
-
-_TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {  # of the values of other keys that are read
-    "images": lambda value: type(value) is int,
-    "seen": lambda value: (
-        value is None
-        or (isinstance(value, dict) and type(value.get("images")) is int and isinstance(value.get("paths"), list))
-    ),
-    **dict.fromkeys(("with_seen", "without_seen"), lambda value: value is None or isinstance(value, dict)),
-    "split": lambda value: isinstance(value, str),
-    "chosen_on": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
-    "intervals_95": lambda value: isinstance(value, dict) and all(map(_is_pair, value.values())),
-    "confused": lambda value: (
-        isinstance(value, list)
-        and all(isinstance(pair, dict) and {"true", "predicted", "count"} <= pair.keys() for pair in value)
-    ),
-}
 
 for _row in (
     Metric("accuracy", "accuracy", interval="accuracy_bounds"),

@@ -24,7 +24,7 @@ from PIL import Image, ImageFilter
 
 from vitkit.data import Preprocess, groups_from_file
 from vitkit.errors import VitkitError
-from vitkit.evaluation import Units, counted_figures, headline_of, images_in_words, read_figures
+from vitkit.evaluation import Units, headline_of, images_in_words, read_figures
 from vitkit.experiments.comparison_images import ComparisonImages
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan, passes_of
 from vitkit.experiments.comparison_request import GRID, STRESSES
@@ -158,9 +158,8 @@ def run_figures(job: ComparisonJob, out: Path, gmacs: float | None, predictions:
     """
     folder = out / job.folder
     figures = read_figures(folder / EVALUATION)
-    headline, counted = headline_of(figures), counted_figures(figures)
-    if headline.images != len(predictions.paths):
-        counted = {}
+    headline = headline_of(figures)
+    counted = figures if headline.images == len(predictions.paths) else {}
     rows = read_metrics(folder / METRICS)
     seconds = rows[-1].get("seconds") if rows else None
     epochs = int(rows[-1]["epoch"]) + 1 if rows else None

@@ -40,9 +40,6 @@ class Exported(Classifier):
             reason = f"{path} is damaged: it has {runner.outputs} logits for {expected}; export it again"
             raise VitkitError("exporting.file-damaged", reason)
         self.runner_has_features = D > 0
-        if runner.batch is not None and runner.batch < 1:
-            reason = f"{path} is damaged: its batch size is {runner.batch}; export it again"
-            raise VitkitError("exporting.file-damaged", reason)
         self.runner: GraphRunner = runner
         self.runner.to_pixels = self.card.preprocess.levels_of
         self.classes, self.preprocess = self.card.classes, self.card.preprocess

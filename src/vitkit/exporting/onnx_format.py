@@ -47,10 +47,8 @@ def read_card(path: Path) -> str:
     cards: list[memoryview] = []
     try:
         _screen(memoryview(content), _MODEL, cards)
-        if not cards:
+        if len(cards) != 1:
             raise VitkitError("exporting.file-foreign", "it does not state its classes and preprocessing")
-        if len(cards) > 1:
-            raise VitkitError("exporting.file-foreign", "it states its classes and preprocessing twice")
         text = str(cards[0], "utf-8")
     except UnicodeDecodeError as error:
         raise VitkitError("exporting.file-damaged", f"{path} is damaged: {error}; export it again") from error

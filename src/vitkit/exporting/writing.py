@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -331,28 +330,17 @@ def check_free(files: Sequence[Path], *, force: bool) -> None:
 
 @contextmanager
 def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
-    """Yield a path in a temporary folder. If the `with` block succeeds, the files written there are moved to `out`.
-
-    If one of several cannot be moved, those of an earlier export are restored.
-    """
+    """Yield a path in a temporary folder. If the `with` block succeeds, the files written there are moved to `out`."""
     with exclusive(out):
         check_free(form.written_files(out), force=force)
-        with staged(out) as temporary, ExitStack() as undo:
+        with staged(out) as temporary:
             yield temporary
             files = list(zip(form.written_files(temporary), form.written_files(out), strict=True))
             for written, _ in files:
                 with written.open("rb+") as file:
                     os.fsync(file.fileno())
-            for written, final in files[:-1]:  # once the last one is replaced, nothing can fail
-                if final.exists():
-                    earlier = written.with_name(f"earlier.{final.name}")
-                    shutil.copy2(final, earlier)
-                    undo.callback(earlier.replace, final)
-                else:
-                    undo.callback(final.unlink, missing_ok=True)
-            for written, final in files:
+            for written, final in files:  # an .xml file with the .bin file of another export is refused as damaged
                 written.replace(final)
-            undo.pop_all()
 
 
 # --- Computing with the model and the file ----------------------------------------------------------------------

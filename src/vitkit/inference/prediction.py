@@ -13,7 +13,6 @@ import csv
 import io
 import os
 import shutil
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -622,12 +621,6 @@ def written_rows(out: Path, form: RowFormat, paths: Sequence[str]) -> WrittenRow
     computation = None
     if file != out and (record := _computation_of(file)).exists():
         computation = read_json(record)
-        if computation.pop("merge", 0):  # files of earlier versions have this number
-            raise _rows_differ(file, "they were computed with --merge of an earlier version")
-        kinds = {name: type(value) for name, value in computation.items()}
-        if kinds != {"backend": str, "precision": str, "plan": str}:
-            reason = f"{record} is damaged: start again with --force, or delete it to choose the backend anew"
-            raise VitkitError("inference.computation-damaged", reason)
     return WrittenRows(missing, file, size, is_in_order, tally, computation)
 
 
@@ -691,15 +684,12 @@ def appending_rows(
     if existing.is_in_order:
         partial.replace(out)
     else:
-        index = {path: i for i, path in enumerate(paths)}
-        starts = array("q", bytes(8 * len(paths)))  # the position of each row in the file; 8 bytes for each
-        for span, row in read_rows(partial, form):
-            starts[index[row.path]] = span.start
+        spans = {row.path: span for span, row in read_rows(partial, form)}
         with partial.open("rb") as rows, replacing(out) as temporary, temporary.open("wb") as ordered:
             ordered.write(form.header.encode())
-            for start in starts:
-                rows.seek(start)
-                ordered.write(next(form.records(rows)))
+            for path in paths:
+                rows.seek(spans[path].start)
+                ordered.write(rows.read(spans[path].stop - spans[path].start))
         partial.unlink()
     _computation_of(partial).unlink()
 

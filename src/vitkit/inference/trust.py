@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -264,14 +262,9 @@ def answers_needed(accuracy: float, risk: float = RISK) -> int:
 
 def binomial_tail(k: int, n: int, p: float) -> float:
     """Return the probability of at most k successes in n trials that succeed with probability p, 0 < p < 1."""
-    if k >= n:
-        return 1.0
-    i = np.arange(k + 1)
-    log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
-    log_binomials = log_factorials[n] - log_factorials[i] - log_factorials[n - i]
-    logs: Floats = log_binomials + i * math.log(p) + (n - i) * math.log1p(-p)
-    highest = logs.max()  # subtracted before the exponential, so that the sum does not underflow
-    return min(1.0, float(np.exp(highest + np.log(np.exp(logs - highest).sum()))))
+    from scipy.special import bdtr
+
+    return float(bdtr(k, n, p))
 
 
 @lru_cache(maxsize=64)
@@ -297,10 +290,7 @@ _STORED = "the predictions of held-out images (trust.safetensors)"
 _KEY = "trust"  # the only key of the file's metadata
 _INTS, _FLOATS = ("label", "predicted"), ("rest", "doubt")
 UNKNOWN = "?"  # the label of an image that is called unknown
-NOT_FITTED = (
-    "one with one class per image that `vitkit train` fitted to validation images, or an export of it; models that "
-    "earlier versions of vitkit trained have none"
-)
+NOT_FITTED = "one with one class per image that `vitkit train` fitted to validation images, or an export of it"
 MAX_IMAGES = 20_000  # held-out images that are stored; more hardly change a quantile
 
 
@@ -335,14 +325,11 @@ class Trust:
         held_out: the predictions from which guarantees are derived (`rules_for`).
         unknown: the out-of-distribution detector with its scores of held-out images; None if none was fitted.
         tests: the predictions for the test images; None if there are none.
-        unused: the name of a score for unknown images that the record contains and that this version of vitkit does not
-            use; empty if there is none.
     """
 
     held_out: HeldOut
     unknown: Unknown | None = None
     tests: RecordedTests | None = None
-    unused: str = ""
 
     def to_bytes(self) -> bytes:
         """Return the record as the content of a .safetensors file."""
@@ -362,80 +349,37 @@ class Trust:
         return save(tensors, {_KEY: json.dumps(about)})  # one key, because safetensors writes several in random order
 
     @classmethod
-    def from_bytes(cls, data: bytes, classes: int) -> Trust:
-        """Parse the result of `to_bytes` for a model with `classes` classes.
+    def from_bytes(cls, data: bytes) -> Trust:
+        """Parse the result of `to_bytes`. Its checksum in the model folder or the exported file was verified before.
 
         Raises:
-            VitkitError: the content is damaged, or a later version of vitkit wrote it.
+            VitkitError: a later version of vitkit wrote it.
         """
-        from safetensors import SafetensorError
         from safetensors.numpy import load
 
-        try:
-            length = int.from_bytes(data[:8], "little")  # of the JSON header, which follows these 8 bytes
-            about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
-            if about["format_version"] > _VERSION:
-                reason = f"{_STORED} were written by a newer version of vitkit: upgrade vitkit"
-                raise VitkitError("inference.record-newer", reason)
-            tensors = load(data)
-            integers: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.int64) for name in _INTS}
-            floats: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.float64) for name in _FLOATS}
-            _check_arrays(integers.values(), floats.values(), classes)
-            chosen, folds = tuple(about["chosen"]), about.get("folds", 0)
-            if not all(isinstance(text, str) for text in chosen):
-                raise ValueError("chosen must be a list of texts")
-            if type(folds) is not int or folds < 0:
-                raise ValueError(f"the number of folds must be a whole number of at least 0, not {folds}")
-            held_out = HeldOut(**integers, **floats, chosen=chosen, folds=folds)
-            tests: RecordedTests | None = None
-            if "tests.predicted" in tensors:
-                predicted = tensors["tests.predicted"].astype(np.int64)
-                doubt = tensors["tests.doubt"].astype(np.float64)
-                _check_arrays([predicted], [doubt], classes)
-                tests = RecordedTests(predicted, doubt)
-            if "unknown" not in about:
-                return cls(held_out, None, tests)
-            if (method := str(about["unknown"]["method"])) != METHOD:
-                return cls(held_out, None, tests, unused=method)
-            arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
-            return cls(held_out, from_arrays(arrays, about["unknown"]), tests)
-        except VitkitError:
-            raise
-        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
-            reason = f"{_STORED} are damaged ({error}): restore the file, or train again"
-            raise VitkitError("inference.record-damaged", reason) from error
+        length = int.from_bytes(data[:8], "little")  # of the JSON header, which follows these 8 bytes
+        about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
+        if about["format_version"] > _VERSION:
+            reason = f"{_STORED} were written by a newer version of vitkit: upgrade vitkit"
+            raise VitkitError("inference.record-newer", reason)
+        tensors = load(data)
+        stored: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.int64) for name in _INTS}
+        stored |= {name: tensors[f"held_out.{name}"] for name in _FLOATS}
+        held_out = HeldOut(**stored, chosen=tuple(about["chosen"]), folds=about.get("folds", 0))
+        tests: RecordedTests | None = None
+        if "tests.predicted" in tensors:
+            predicted = tensors["tests.predicted"].astype(np.int64)
+            tests = RecordedTests(predicted, tensors["tests.doubt"])
+        if about.get("unknown", {}).get("method") != METHOD:
+            return cls(held_out, None, tests)
+        arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
+        return cls(held_out, from_arrays(arrays, about["unknown"]), tests)
 
 
 @lru_cache(maxsize=8)
-def parsed(data: bytes, classes: int) -> Trust:
-    """Return `Trust.from_bytes(data, classes)`, cached for the last eight models."""
-    return Trust.from_bytes(data, classes)
-
-
-def unused_score(data: bytes | None, classes: int) -> tuple[str, ...]:
-    """Return a line of text that warns of a score for unknown images that this version of vitkit does not use.
-
-    There is no line if the model's stored record `data` has no such score. A damaged record is ignored here, because it
-    is reported when it is used.
-    """
-    if data is None:
-        return ()
-    with suppress(VitkitError):
-        if method := parsed(data, classes).unused:
-            line = f"the model's score for unknown images ({method}) is not used, because vitkit has another one now"
-            return (f"{line}: there is no column familiar and no --unknown until you train again",)
-    return ()
-
-
-def _check_arrays(integers: Collection[Ints], floats: Collection[Floats], classes: int) -> None:
-    """Check that all arrays have one entry per image, and that classes and probabilities are in their ranges."""
-    shapes = {array.shape for array in (*integers, *floats)}
-    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-        raise ValueError(f"arrays of held-out images must have one entry per image, not the shapes {sorted(shapes)}")
-    if any(((array < 0) | (array >= classes)).any() for array in integers):
-        raise ValueError(f"classes are not from 0 to {classes - 1}")
-    if not all(((array > -1e-6) & (array < 1 + 1e-6)).all() for array in floats):
-        raise ValueError("probabilities are not from 0 to 1")
+def parsed(data: bytes) -> Trust:
+    """Return `Trust.from_bytes(data)`, cached for the last eight models."""
+    return Trust.from_bytes(data)
 
 
 @dataclass(frozen=True)

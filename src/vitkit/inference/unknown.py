@@ -24,7 +24,7 @@ import numpy.typing as npt
 from vitkit.errors import VitkitError
 
 Floats = npt.NDArray[np.floating[Any]]
-METHOD = "neighbours"  # the name of the score in files; earlier versions of vitkit wrote others
+METHOD = "neighbours"  # the name of the score in files
 ACCEPTED = 0.95  # fraction of known images to accept when false acceptance rates are measured
 _NEIGHBOURS = 3  # the number k; less if there are fewer than 30 training images
 MAX_IMAGES = 1_000  # maximum number of training images that are stored
@@ -176,29 +176,7 @@ def to_arrays(unknown: Unknown) -> tuple[dict[str, npt.NDArray[Any]], dict[str, 
 
 
 def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> Unknown:
-    """Restore a detector from the result of `to_arrays`.
-
-    Raises:
-        KeyError, TypeError, ValueError: the content is damaged.
-    """
-    points, known = arrays[f"{METHOD}.points"], arrays["known"].astype(np.float64).ravel()
-    if not points.size or points.ndim != 2:
-        raise ValueError(f"points of the score must be a non-empty matrix, not of the shape {points.shape}")
-    if not len(known) or not np.isfinite(known).all():
-        raise ValueError("scores of known images must be finite, and there must be at least one")
-    nearest = dict(about.get("nearest", {})).get(METHOD)
-    k = max(1, min(10, len(points) // 10)) if nearest is None else int(nearest)  # early versions stored no k
-    if not 1 <= k <= len(points):
-        raise ValueError(f"the score must count 1 to {len(points)} neighbours, not {k}")
-    limits = tuple(
-        FalseAcceptance(
-            str(row["kind"]),
-            float(row["share"]),
-            (float(row["bounds"][0]), float(row["bounds"][1])),
-            int(row["images"]),
-            int(row["classes"]),
-            int(row.get("sorts", 0)),
-        )
-        for row in about["limits"]
-    )
-    return Unknown(Neighbours(points, k), known, limits)
+    """Restore a detector from the result of `to_arrays`."""
+    neighbours = Neighbours(arrays[f"{METHOD}.points"], about["nearest"][METHOD])
+    limits = tuple(FalseAcceptance(**{**row, "bounds": tuple(row["bounds"])}) for row in about["limits"])
+    return Unknown(neighbours, arrays["known"], limits)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import task_of
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import counted_figures, headline_of
+from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.registry import read_figures
 from vitkit.system.files import read_json
 from vitkit.system.run_files import EVALUATION, FOLDS, SPLIT
@@ -104,7 +104,7 @@ def _about_training(provenance: Mapping[str, Any], run: Path | None) -> list[str
 def _about_figures(figures: dict[str, Any]) -> list[str]:
     if not figures:
         return ["## How good it is", "", "The model was not evaluated, so its accuracy is not known."]
-    headline, counted = headline_of(figures), counted_figures(figures)
+    headline, counted = headline_of(figures), figures
     kind = _SPLITS.get(headline.split)
     where = f"photographs of the split {markdown_text(headline.split)}" if kind is None else f"{kind} photographs"
     if headline.folds:  # `figures` has the mean over folds and the interval of each metric

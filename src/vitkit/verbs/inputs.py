@@ -79,12 +79,8 @@ def open_model(
         return _with_preprocess(model, preprocess, note)
     if is_exported(model):
         from vitkit.exporting import load_exported
-        from vitkit.inference.trust import unused_score
 
-        exported = load_exported(model)
-        for line in unused_score(exported.trust, len(exported.classes)):
-            note(line)
-        classifier: Classifier = _with_preprocess(exported, preprocess, note)
+        classifier: Classifier = _with_preprocess(load_exported(model), preprocess, note)
     else:
         classifier = load_noting(model, note, preprocess=preprocess)
     return classifier if device is None else classifier.to(device)

@@ -12,7 +12,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of, verdict_of
+from vitkit.evaluation.headline import Headline, headline_of, value_of, verdict_of
 from vitkit.system.progress import Progress, display_of_notebook, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
@@ -169,7 +169,7 @@ class TrainingRun(Result):
         if not (self.folder / EVALUATION).is_file() and not self.folds:
             return f"<p>{escape(self.lines()[-1])}</p>"
         shown = METRICS["multi" if self.evaluation.get("task") == "multi" else "single"]
-        counted = {} if self.folds else counted_figures(self.evaluation)
+        counted = {} if self.folds else self.evaluation
         figures = {name: counted[name] for name in shown if name in counted}
         rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
         summary = "".join(f"<p>{escape(line)}</p>" for line in self.lines())

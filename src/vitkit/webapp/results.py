@@ -26,7 +26,7 @@ from vitkit.data import (
     split_from_file,
 )
 from vitkit.errors import VitkitError
-from vitkit.evaluation import BY_FOLDS, counted_figures, headline_of, read_figures, verdict_of
+from vitkit.evaluation import BY_FOLDS, headline_of, read_figures, verdict_of
 from vitkit.reporting import data_of_report
 from vitkit.system import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
 from vitkit.text import JOINT
@@ -66,8 +66,8 @@ def figures_in(folder: Path) -> dict[str, Any]:
         return {}
     try:
         numbers = read_figures(file)
-        headline, counted = headline_of(numbers), counted_figures(numbers)
-        others = {name: counted[name] for name in _OTHER_FIGURES if name in counted}
+        headline = headline_of(numbers)
+        others = {name: numbers[name] for name in _OTHER_FIGURES if numbers.get(name) is not None}
         if headline.folds:  # each figure has its mean and values over the folds
             others = {name: value["mean"] for name, value in others.items()}
         verdict = asdict(verdict_of(numbers))

@@ -19,7 +19,6 @@ from vitkit import model_folder
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import HALF, Preprocess, describe
 from vitkit.errors import VitkitError
-from vitkit.inference.trust import unused_score
 from vitkit.model.build import UNTRAINED_HEAD, LoadReport, Model, build, build_with_weights, config_of
 from vitkit.model.config import Pair, ViTConfig, as_pair, canonical
 from vitkit.model.names import Config, NetworkConfig, is_model_name, is_network_name, split_network
@@ -220,7 +219,7 @@ def make_plan(
         missing=tuple(name for name in origin.unfit if name in shapes),
         left_over=origin.left_over,
         assumed={key: text for key, text in origin.assumed.items() if key != "classes" or not adapted.replaced},
-        warnings=origin.warnings + (unused_score(origin.trust, target.num_classes) if is_same else ()),
+        warnings=origin.warnings,
         notes=notes,
     )
     plan = LoadPlan(

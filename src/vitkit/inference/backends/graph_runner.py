@@ -56,7 +56,7 @@ class GraphRunner:
         If the graph has a second output, the features, the result is (B, K + D).
 
         Raises:
-            VitkitError: the runtime fails, or returns a result of another shape.
+            VitkitError: the runtime fails.
         """
         outputs = self._outputs_of(images)
         if "features" not in outputs:
@@ -77,23 +77,14 @@ class GraphRunner:
         return {name: np.concatenate([batch[name] for batch in batches])[: len(images)] for name in batches[0]}
 
     def _run_checked(self, images: Array) -> dict[str, Array]:
-        """Call `_run` and check the shapes of its outputs. Convert an error of the runtime to a `VitkitError`."""
+        """Call `_run`, and convert an error of the runtime to a `VitkitError`."""
         try:
-            outputs = self._run(self.to_pixels(images) if self.takes_pixels else images)
+            return self._run(self.to_pixels(images) if self.takes_pixels else images)
         except VitkitError:
             raise
         except Exception as error:  # the types of errors depend on the runtime
             reason = f"the backend {self.backend} cannot compute images of shape {images.shape}: {first_line(error)}"
             raise VitkitError("inference.runtime-failed", reason) from error
-        width = output_width({name: values.shape[-1] for name, values in outputs.items()})
-        is_complete = "logits" in outputs and all(len(values) == len(images) for values in outputs.values())
-        if not is_complete or width != (self.outputs or width):
-            raise VitkitError(
-                "inference.graph-outputs",
-                f"the backend {self.backend} must return logits of shape ({len(images)}, {self.outputs or 'classes'}), "
-                f"not {', '.join(f'{name} {values.shape}' for name, values in outputs.items())}",
-            )
-        return outputs
 
     def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:
         """Compute the outputs of one contiguous batch (batch, C, height, width), or of pixels, by name."""

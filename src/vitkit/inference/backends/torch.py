@@ -37,7 +37,7 @@ from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
 from vitkit.model.windows import windows_of
 from vitkit.system.environment import cache_folder
-from vitkit.system.files import from_json, write_json
+from vitkit.system.files import read_json, write_json
 from vitkit.system.logger import log
 
 GAIN = 1.05  # the minimum speed-up over `plain` for which another plan is used
@@ -68,12 +68,10 @@ def choose_plan(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *
     key = _measurement_key(model, dtype)
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     file = cache_folder() / "plans" / f"{digest[:24]}.json"
-    with suppress(OSError, ValueError):
-        stored = from_json(file.read_text(encoding="utf-8"))
-        if isinstance(stored, dict) and all(stored.get(name) == value for name, value in key.items()):
-            plan = stored.get("plan")
-            if isinstance(plan, str) and plan in PLANS and plan != "auto":
-                return plan
+    with suppress(OSError):
+        plan: str = read_json(file)["plan"]
+        if plan in PLANS:
+            return plan
     if not may_measure:
         return "plain"
     ratios = measure_plans(model, dtype)
@@ -175,7 +173,7 @@ def _measurement_key(model: VisionTransformer, dtype: torch.dtype) -> dict[str, 
     Fields of the configuration that do not affect the cost, such as dropout, are left out.
     """
     config = {name: value for name, value in asdict(model.config).items() if "drop" not in name and name != "init"}
-    key = {
+    return {
         "processor": processor(),
         "cores": cores(),
         "torch": torch.__version__,
@@ -185,8 +183,6 @@ def _measurement_key(model: VisionTransformer, dtype: torch.dtype) -> dict[str, 
         "batch": BATCH,
         "config": config,
     }
-    as_stored: dict[str, Any] = json.loads(json.dumps(key))  # with lists in place of tuples, to compare with a file
-    return as_stored
 
 
 def processor() -> str:
