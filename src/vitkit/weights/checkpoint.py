@@ -112,16 +112,15 @@ def stored_note(checkpoint: Checkpoint) -> dict[str, Any]:
 
     The dictionary is empty if there is no such note.
     """
-    try:
-        stored = from_json(checkpoint.metadata["vitkit"])
-        preprocess = stored["preprocess"].items()
-        note: dict[str, Any] = {
-            "fields": {**stored["config"], "patch_size": tuple(stored["patch_size"])},
-            "preprocess": {name: tuple(value) if isinstance(value, list) else value for name, value in preprocess},
-            "image_size": tuple(stored["image_size"]),
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):  # no note, or another program's
+    if "vitkit" not in checkpoint.metadata:
         return {}
+    stored = from_json(checkpoint.metadata["vitkit"])
+    preprocess = stored["preprocess"].items()
+    note: dict[str, Any] = {
+        "fields": {**stored["config"], "patch_size": tuple(stored["patch_size"])},
+        "preprocess": {name: tuple(value) if isinstance(value, list) else value for name, value in preprocess},
+        "image_size": tuple(stored["image_size"]),
+    }
     if "classes" in stored:
         note["classes"] = tuple(stored["classes"])
     return note
@@ -324,13 +323,10 @@ def read_torch(path: Path) -> Checkpoint:
     except pickle.UnpicklingError as error:
         if "truncated" in str(error):
             raise _damaged(path, "it ends too early") from error
-        # PyTorch states the name of the refused class only in the message, in one of these forms.
-        match = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
-        example = f", such as {next(filter(None, match.groups()))}" if match else ""
         raise VitkitError(
             "weights.code-refused",
-            f"{path} contains more than tensors{example}, which could run code; it is not read: save "
-            "the weights alone with torch.save(model.state_dict(), ...)",
+            f"{path} contains more than tensors, which could run code; it is not read: save the weights alone with "
+            "torch.save(model.state_dict(), ...)",
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise _damaged(path, first_line(error)) from error
@@ -370,10 +366,9 @@ def _check_crc(path: Path) -> None:
 
 
 def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor], dict[str, str]]:
-    """Return the keys that lead to the weights, the weights by name, and what was not taken, with the reasons."""
+    """Return the keys that lead to the weights, the weights by name, and the sets that were not taken, with reasons."""
     wrappers: tuple[str, ...] = ()
     ignored: dict[str, str] = {}
-    beside: list[str] = []  # the keys of anything other than weights, on every level
     while isinstance(content, Mapping) and not _is_state_dict(content):
         candidates = sorted((name for name in content if _holds_weights(content[name])), key=_preference)
         if not candidates:
@@ -385,7 +380,6 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
                 "weights.sets-ambiguous", f"{path} contains several sets of weights, {sets}: save only one of them"
             )
         ignored |= {".".join([*wrappers, str(name)]): f"{taken} was taken" for name in others}
-        beside += [str(name) for name in content if name not in candidates]
         wrappers, content = (*wrappers, str(taken)), content[taken]
     if not isinstance(content, Mapping):
         raise VitkitError(
@@ -398,9 +392,6 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
         raise VitkitError(
             "weights.tensors-absent", f"{path} contains no tensors by name, but {keys}: save model.state_dict()"
         )
-    beside += [str(name) for name in content if name not in weights]
-    if beside:
-        ignored[f"what stands beside the weights ({listed(beside, 6)})"] = "only weights are read"
     return wrappers, weights, ignored
 
 
@@ -455,16 +446,11 @@ def read_checkpoint(path: Path, *, full_names: bool = False) -> Checkpoint:
             raise _damaged(path, f"{min(duplicates)} is in several files")
         tensors |= part.tensors
     description = path / ("open_clip_config.json" if files[0].name in _OPEN_CLIP else "config.json")
-    config = _read_json(description)
-    if config is not None and not isinstance(config.get("model_type", ""), str | None):
-        raise _damaged(description, "model_type is not text")
-    processor_config = path / "processor_config.json"  # has precedence over preprocessor_config.json in transformers
-    processor = (_read_json(processor_config) or {}).get("image_processor")
-    if not isinstance(processor, dict | None):
-        raise _damaged(processor_config, "image_processor is not an object")
+    # In transformers, processor_config.json has precedence over preprocessor_config.json.
+    processor = (_read_json(path / "processor_config.json") or {}).get("image_processor")
     if processor is None:
         processor = _read_json(path / "preprocessor_config.json")
-    return replace(part, path=path, tensors=tensors, config=config, preprocessor=processor)
+    return replace(part, path=path, tensors=tensors, config=_read_json(description), preprocessor=processor)
 
 
 def _weight_files(folder: Path) -> list[Path]:
