@@ -70,8 +70,8 @@ WRAPPED: dict[str, tuple[Callable[[State], Any], str]] = {
         },
         "model.module was ignored: ema_model.module.module was taken",
     ),
-    "tensors beside": (lambda own: {"state_dict": own, "best_acc1": ONE[0], "rng": ONE}, "(best_acc1, rng) was"),
-    "names of classes": (lambda own: {"net": own, "class_names": ["a", "b", "c"], 1: 2}, "(class_names, 1) was"),
+    "tensors beside": (lambda own: {"state_dict": own, "best_acc1": ONE[0], "rng": ONE}, "taken from state_dict"),
+    "names of classes": (lambda own: {"net": own, "class_names": ["a", "b", "c"], 1: 2}, "taken from net"),
     "an average": (lambda own: {"model": OTHER, "average_model": own}, "model was ignored: average_model was taken"),
     "teacher and student": (lambda own: {**under("student.", OTHER), **under("teacher.", own)}, "student was ignored"),
 }
@@ -148,7 +148,7 @@ def test_a_flipped_bit_is_noticed_and_a_file_without_checksums_is_read(tmp_path:
 
 
 TIMM = {
-    "vit_base_patch16_sapiens2": "Sapiens",
+    "vit_base_patch16_sapiens2": "normalises queries and keys",
     "vit_base_patch16_xp_224": "normalises queries and keys",
     "vit_small_patch16_18x2_224": "parallel attention layers",
     "vit_dpwee_patch16_reg1_gap_256": "difference of two softmax maps",
