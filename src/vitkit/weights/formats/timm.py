@@ -168,11 +168,14 @@ def fields_from_config(checkpoint: Checkpoint) -> dict[str, Any]:
         fields["gelu"] = "quick"
     if _TANH_GELU.match(str(architecture)):
         fields["gelu"] = "tanh"
-    for ours, theirs in (("heads", "num_heads"), ("layer_scale", "init_values"), ("in_channels", "in_chans")):
+    for ours, theirs in (
+        ("heads", "num_heads"),
+        ("layer_scale", "init_values"),
+        ("in_channels", "in_chans"),
+        ("patch_size", "patch_size"),
+    ):
         if theirs in arguments:
             fields[ours] = arguments[theirs]
-    if isinstance(patch := arguments.get("patch_size"), (int, list, tuple)):
-        fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
     pool = arguments.get("global_pool", (checkpoint.config or {}).get("global_pool"))
     if pool in _POOLS:
         fields["pool"] = _POOLS[pool]
