@@ -59,7 +59,7 @@ class CheckpointFormat:
 
         Raises:
             VitkitError: the layout cannot express the model; the message names the field.
-            OSError: the disk is full or not writable; nothing is left behind.
+            OSError: the disk is full or not writable; `destination` may then be incomplete.
         """
         import_module(self.writer).write(classifier, destination)
 
