@@ -148,7 +148,7 @@ def test_a_flipped_bit_is_noticed_and_a_file_without_checksums_is_read(tmp_path:
 
 
 TIMM = {
-    "vit_base_patch16_sapiens2": "Sapiens",
+    "vit_base_patch16_sapiens2": "normalises queries and keys",
     "vit_base_patch16_xp_224": "normalises queries and keys",
     "vit_small_patch16_18x2_224": "parallel attention layers",
     "vit_dpwee_patch16_reg1_gap_256": "difference of two softmax maps",

@@ -525,8 +525,6 @@ class ViTConfig:
         """
         if not isinstance(fields, dict):
             raise VitkitError("model.config-damaged", f"the configuration must be an object, not {fields!r:.80}")
-        if fields.get("parallel") == "none":  # models of earlier versions have this field, too
-            fields = {name: value for name, value in fields.items() if name != "parallel"}
         _check_names(fields, {})
         return cls(**fields)
 
@@ -617,11 +615,6 @@ def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str,
 def _check_names(fields: dict[str, Any], aliases: dict[str, tuple[str, ...]]) -> None:
     known = [*(field.name for field in dataclasses.fields(ViTConfig)), *aliases]
     for name in fields:
-        if name == "classifier":
-            raise VitkitError(
-                "model.option-unknown",
-                "classifier is called pool now: use pool, which chooses the tokens that the head reads",
-            )
         if name not in known:
             raise VitkitError(
                 "model.option-unknown",

@@ -9,7 +9,6 @@ Shapes: B batch, C channels, F features, K classes.
 from __future__ import annotations
 
 import copy
-import difflib
 import warnings
 from contextlib import suppress
 from functools import lru_cache
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError, first_line
+from vitkit.model.config import suggest
 from vitkit.model.hybrids import ResNet
 from vitkit.model.names import NetworkConfig
 from vitkit.model.registry import NETWORKS, build_registered
@@ -194,9 +194,7 @@ def published_by_timm(config: NetworkConfig) -> Any:
 
 
 def _unknown(config: NetworkConfig, names: list[str]) -> str:
-    close = difflib.get_close_matches(config.name, names, n=3)
-    hint = f" (did you mean {' or '.join(f'{config.library}:{name}' for name in close)}?)" if close else ""
-    return f"{config.library} has no network {config.name!r}{hint}"
+    return f"{config.library} has no network {config.name!r}{suggest(config.name, names)}"
 
 
 # --- Rates ----------------------------------------------------------------------------------------------------

@@ -266,31 +266,12 @@ class Rotation(NamedTuple):
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate x (B, H, n, D_h) of the first n tokens; shape and dtype stay the same."""
         n = x.shape[-2]
-        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
-        if x.is_cpu and not (torch.is_grad_enabled() or is_traced):
-            return self._rotate_as_complex(x)
         if self.by_halves:
             first, second = torch.split(x, int(x.shape[-1]) // 2, dim=-1)  # (B, H, n, D_h / 2)
             swapped = torch.cat([second, first], dim=-1)
         else:
             swapped = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
         return (x * self.cos[..., :n, :] + swapped * self.sin[..., :n, :]).to(x.dtype)
-
-    def _rotate_as_complex(self, x: Tensor) -> Tensor:
-        """Rotate x by complex products, which take a third of the time of the real products in `rotate`.
-
-        In the result, the two features of a pair are adjacent. With `by_halves`, this changes the order of the
-        features. The order is the same for q and k, so their products stay the same.
-        """
-        n, D_h = x.shape[-2:]
-        a, b = (slice(D_h // 2), slice(D_h // 2, D_h)) if self.by_halves else (slice(0, D_h, 2), slice(1, D_h, 2))
-        dtype = torch.promote_types(self.cos.dtype, torch.float32)  # bfloat16 has no complex type
-        factors = torch.complex(self.cos[..., :n, a].to(dtype), self.sin[..., :n, b].to(dtype))  # (n, D_h / 2)
-        if self.by_halves:
-            pairs = torch.complex(x[..., a].to(dtype), x[..., b].to(dtype))
-        else:
-            pairs = torch.view_as_complex(x.to(dtype).view(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * factors).flatten(-2).to(x.dtype)
 
 
 class Rotary(nn.Module):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vitkit.weights.formats.export import check_expressible, write
     from vitkit.weights.formats.torchvision import recognise
     from vitkit.weights.loading import create_model, fetch, inspect as inspect, load as load, locate as locate
-    from vitkit.weights.origin import SourceWeights, read_foreign, shapes_between, shapes_of
+    from vitkit.weights.origin import SourceWeights, read_foreign, shapes_of
     from vitkit.weights.preprocessing import preprocess_of
 else:
     __getattr__ = lazily(__name__)

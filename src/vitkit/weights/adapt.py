@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -101,22 +102,17 @@ def _interpolation_matrix(old: int, new: int) -> Tensor:
     The old offsets stand at 0, ±1, ±(1 + q), ±(1 + q + q^2), ... in the new range. The ratio q, from 1.01 to 1.5, is
     chosen so that the outermost ones are as close as possible to ±(new - 1).
     """
-    wanted = torch.arange(1 - new, new, dtype=torch.float64)
-    if old == 1:
-        return torch.ones(len(wanted), 1)
     low, high = 1.01, 1.5  # BEiT's bounds of q
     while high - low > 1e-6:
         q = (low + high) / 2
         outermost = (q ** (old - 1) - 1) / (q - 1)  # 1 + q + q^2 + ...
         low, high = (low, q) if outermost > new - 1 else (q, high)
-    steps = (q ** torch.arange(old - 1, dtype=torch.float64)).cumsum(0)
-    known = torch.cat([-steps.flip(0), torch.zeros(1, dtype=torch.float64), steps])
-    above = torch.searchsorted(known, wanted).clamp(1, len(known) - 1)  # the known offset above each wanted one
-    weight = (wanted - known[above - 1]) / (known[above] - known[above - 1])
-    weight = weight.clamp(0, 1)  # offsets beyond the largest known one get its value
-    matrix = torch.zeros(len(wanted), len(known), dtype=torch.float64)
-    matrix.scatter_(1, above[:, None] - 1, (1 - weight)[:, None]).scatter_(1, above[:, None], weight[:, None])
-    return matrix.float()
+    steps = np.cumsum(q ** np.arange(old - 1))
+    known = np.concatenate([-steps[::-1], [0], steps])
+    wanted = np.arange(1 - new, new)
+    # Offsets beyond the largest known one get its value.
+    columns = [np.interp(wanted, known, unit) for unit in np.eye(len(known))]
+    return torch.tensor(np.stack(columns, axis=1), dtype=torch.float32)
 
 
 def resize_patch(kernel: Tensor, size: Pair) -> Tensor:

@@ -1,8 +1,8 @@
 """Download published weights into the cache, which contains only complete and verified files.
 
 A download is written to `NAME.part`, and renamed after its length and checksum were verified. An interrupted download
-continues next time if the file on the server is the same. Repositories of the Hugging Face hub are downloaded with
-`huggingface_hub`. Cached files are used without a request.
+continues next time. Repositories of the Hugging Face hub are downloaded with `huggingface_hub`. Cached files are used
+without a request.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ import base64
 import hashlib
 import http.client
 import io
-import os
 import re
 import ssl
 import time
 import urllib.request
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from email.message import Message
 from pathlib import Path
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
@@ -29,61 +25,10 @@ from filelock import FileLock, Timeout
 from vitkit import __version__
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.environment import cache_folder, offline
-from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import progress, receiver
-from vitkit.text.arguments import coerce_types
-
-
-@dataclass(frozen=True)
-class Version:
-    """The version of a file on the server: its validator for the header If-Range, its length, and its MD5 in base64."""
-
-    validator: str | None = None
-    length: int | None = None
-    md5: str | None = None
-
-    def __post_init__(self) -> None:
-        coerce_types(self)
-
-    @classmethod
-    def from_headers(cls, headers: Message, length: int | None) -> Version:
-        etag = headers.get("ETag")
-        if etag is None or etag.startswith("W/"):  # a weak ETag may be the same for other bytes
-            etag = headers.get("Last-Modified")
-        hashes = re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash", [])))
-        return cls(etag, length, hashes[0] if hashes else None)
-
-
-@dataclass(frozen=True)
-class PartialFile:
-    """An unfinished download, and a note next to it about the version of the file on the server."""
-
-    path: Path
-
-    @property
-    def note(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.json")
-
-    def size(self) -> int:
-        return self.path.stat().st_size if self.path.is_file() else 0
-
-    def version(self) -> Version:
-        """Return the version in the note; an empty one, which restarts the download, if the note cannot be read."""
-        with suppress(OSError, ValueError, TypeError):
-            return Version(**from_json(self.note.read_text(encoding="utf-8")))
-        return Version()
-
-    def begin(self, version: Version) -> None:
-        self.path.write_bytes(b"")
-        write_json(self.note, asdict(version))
-
-    def delete(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self.note.unlink(missing_ok=True)
-
 
 _TIMEOUT = 30.0  # seconds without a byte
-_PAUSES = (0.5, 1.0, 2.0)  # seconds to wait after the first, second and third attempt in a row without progress
+_PAUSES = (0.5, 1.0, 2.0)  # seconds to wait after the first, second and third attempt
 _BLOCK = 1 << 18  # bytes to read at once
 
 
@@ -165,63 +110,45 @@ class _RetryableError(Exception):
 
 
 def _download(url: str, final: Path, sha256: str | None) -> None:
-    """Download a file in as many attempts as necessary, verify its checksum, and move it to `final`."""
-    part = PartialFile(final.with_name(f"{final.name}.part"))
-    furthest, failures = part.size(), 0
-    while True:
+    """Download a file in several attempts if necessary, verify its checksum, and move it to `final`."""
+    part = final.with_name(f"{final.name}.part")
+    for pause in (*_PAUSES, None):
         try:
-            _receive(url, part, f"downloading {final.name}")
+            md5 = _receive(url, part, f"downloading {final.name}")
             break
         except _RetryableError as error:
-            failures = 0 if part.size() > furthest else failures + 1  # attempts in a row without progress
-            furthest = max(furthest, part.size())
-            if failures > len(_PAUSES):
-                kept = f" ({part.size()} bytes are kept for the next attempt)" if part.size() else ""
+            if pause is None:
+                kept = f" ({part.stat().st_size} bytes are kept for the next attempt)" if part.is_file() else ""
                 raise _failure(url, f"{error}{kept}") from error
-            time.sleep(_PAUSES[max(failures - 1, 0)])
+            time.sleep(pause)
     kind, expected, actual = "", "", ""
-    with part.path.open("rb") as file:
+    with part.open("rb") as file:
         if sha256:
             kind, expected = "SHA-256", sha256.lower()
             actual = hashlib.file_digest(file, "sha256").hexdigest()
-        elif md5 := part.version().md5:
-            kind, expected = "MD5", base64.b64decode(md5).hex()
+        elif md5:
+            kind, expected = "MD5", md5
             actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if not actual.startswith(expected):
-        part.delete()
+        part.unlink()
         actual = actual[: len(expected)]
         raise _failure(url, f"its {kind} is {actual}, expected {expected}, so it was deleted; try again")
-    with part.path.open("rb+") as file:
-        os.fsync(file.fileno())
-    part.path.replace(final)
-    part.delete()  # deletes the note
+    part.replace(final)
 
 
-def _receive(url: str, part: PartialFile, what: str) -> None:
-    """Make one attempt to complete the partial file."""
-    version, offset = part.version(), part.size()
-    if version.length is not None and offset == version.length:
-        return  # interrupted after the last byte
-    headers: dict[str, str] = {}
-    if offset and version.validator:
-        headers = {"Range": f"bytes={offset}-", "If-Range": version.validator}
-    with _open(url, headers, part) as response:
+def _receive(url: str, part: Path, what: str) -> str | None:
+    """Make one attempt to complete the partial file. Return the file's MD5 if the server states it."""
+    offset = part.stat().st_size if part.is_file() else 0
+    with _open(url, {"Range": f"bytes={offset}-"} if offset else {}, part) as response:
         if response.status == 206:  # the server sends the requested range, and not the whole file
-            validator = Version.from_headers(response.headers, None).validator
-            content_range = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-            is_rest = content_range is not None and int(content_range[1]) == offset
-            if not is_rest or validator not in (None, version.validator):
-                part.delete()
-                raise _RetryableError("the file on the server changed during the download")
+            length = response.headers["Content-Range"].rpartition("/")[2]
         else:
-            offset = 0
-            if response.length is None and not response.chunked:
-                raise _failure(url, "the server does not say how long the file is")
-            version = Version.from_headers(response.headers, response.length)
-            part.begin(version)
-        total = version.length or 0
+            offset, length = 0, response.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            raise _failure(url, "the server does not say how long the file is")
+        total = int(length)
         progress(what, offset, total)
-        with part.path.open("ab") as file:
+        with part.open("ab" if offset else "wb") as file:
             while True:
                 try:
                     block = response.read(_BLOCK)
@@ -232,20 +159,21 @@ def _receive(url: str, part: PartialFile, what: str) -> None:
                 file.write(block)
                 offset += len(block)
                 progress(what, offset, total)
-        is_incomplete = bool(response.length)  # bytes that the server announced and did not send
-    if is_incomplete or (version.length is not None and offset != version.length):
-        raise _RetryableError(f"the connection broke after {offset} of {version.length or 'unknown'} bytes")
+        if offset < total:
+            raise _RetryableError(f"the connection broke after {offset} of {total} bytes")
+        md5 = re.search(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(response.headers.get_all("x-goog-hash", [])))
+        return base64.b64decode(md5[1]).hex() if md5 else None
 
 
-def _open(url: str, headers: dict[str, str], part: PartialFile) -> http.client.HTTPResponse:
+def _open(url: str, headers: dict[str, str], part: Path) -> http.client.HTTPResponse:
     common = {"User-Agent": f"vitkit/{__version__}", "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, headers=common | headers)  # noqa: S310  # `cache_path` checked it
     try:
         response: http.client.HTTPResponse = urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT)
     except HTTPError as error:
         error.close()
-        if error.code == 416:  # the file on the server is shorter than the partial file
-            part.delete()
+        if error.code == 416:  # the file on the server is not longer than the partial file
+            part.unlink()
         if error.code in (408, 416, 429) or error.code >= 500:
             raise _RetryableError(f"the server answered {error.code} {error.reason}") from error
         raise _failure(url, f"the server answered {error.code} {error.reason}") from error

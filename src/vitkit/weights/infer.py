@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import Pair, ViTConfig, stride_of
+from vitkit.model.config import Pair, ViTConfig, as_pair, stride_of
 from vitkit.model.names import VARIANTS
 from vitkit.weights.layout import block_number, depth_of
 
@@ -53,6 +53,8 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> tuple[ViTConfig, dict[st
     fields |= _head(shapes, fields, known)
     assumed: dict[str, str] = {}
     settings = {name: value for name, value in known.fields.items() if value is not None}
+    if "patch_size" in settings:  # files state one number or a pair
+        settings["patch_size"] = as_pair(settings["patch_size"], "patch_size")
     for name, tensor in _TENSOR_OF_FIELD.items():
         if name in settings and settings[name] != fields[name]:
             raise VitkitError(

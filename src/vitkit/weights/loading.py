@@ -38,7 +38,7 @@ from vitkit.weights.origin import (
     read_foreign,
     read_model_folder,
     read_network,
-    shapes_between,
+    shapes_of,
 )
 from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_of, without_size
 
@@ -180,7 +180,7 @@ def make_plan(
 ) -> LoadPlan:
     """Adapt the weights of a source to the requested configuration, and report what happens to every tensor."""
     source = origin.config
-    shapes = shapes_between(source, target)
+    shapes = shapes_of(target)
     if isinstance(source, NetworkConfig):
         assert isinstance(target, NetworkConfig)
         adapted = adapt_network(origin.read, source, target, shapes)

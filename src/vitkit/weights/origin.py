@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import public_path
 from vitkit.system.run_files import CLASS_INDICES
-from vitkit.text.arguments import is_number
 from vitkit.text.cells import listed
 from vitkit.weights import download
 from vitkit.weights.catalog import Entry, class_names, unique
@@ -46,18 +45,6 @@ def shapes_of(config: Config) -> Mapping[str, torch.Size]:
         return network.shapes_of(config)
     # A registered block is not cached, because another one may be registered under the same name.
     return _vit_shapes(config) if config.block == "standard" else _vit_shapes.__wrapped__(config)
-
-
-def shapes_between(source: Config, target: Config) -> Mapping[str, torch.Size]:
-    """Return the tensor shapes of a model of the configuration `target`, whose weights come from `source`.
-
-    Training often requests the source without its head. The shapes are then derived from those of the source, because
-    building a second model only for its shapes takes time.
-    """
-    if isinstance(source, ViTConfig) and vars(target) == {**vars(source), "num_classes": 0}:
-        heads = ("head.", "head_dist.")
-        return {name: shape for name, shape in shapes_of(source).items() if not name.startswith(heads)}
-    return shapes_of(target)
 
 
 _damaged = functools.partial(VitkitError, "weights.folder-damaged")
@@ -116,10 +103,6 @@ def read_model_folder(
         is_network = isinstance(fields, dict) and "library" in fields
         config = (NetworkConfig if is_network else ViTConfig).from_dict(fields).replace(**overrides)
         stored = checkpoint.tensors
-        if isinstance(config, ViTConfig) and config.layers > len(stored):  # building too many layers would take long
-            raise _damaged(
-                f"{model_folder.DESCRIPTION} states {config.layers} layers, but there are only {len(stored)} tensors"
-            )
         try:
             shapes = shapes_of(config)
         except VitkitError as error:  # the network cannot be built here: the folder is not damaged
@@ -136,19 +119,15 @@ def read_model_folder(
             raise _damaged(
                 f"preprocess has a mean of {len(preprocess.mean)} channels, but the model has {config.in_channels}"
             )
-        temperature = description["temperature"]
-        if not is_number(temperature) or temperature <= 0:
-            raise _damaged(f"temperature must be above 0 and finite, not {temperature!r:.80}")
         return SourceWeights(
             format="vitkit",
             config=config,
             read=readers(stored),
             preprocess=without_size(preprocess),
             classes=classes,
-            notes=_check_class_order(folder, classes),
-            temperature=float(temperature),
+            temperature=description["temperature"],
             thresholds=_list_field(description, "thresholds") if "thresholds" in description else None,
-            provenance=_checked_provenance(description),
+            provenance=description["provenance"],
             pictures=model_folder.read_record(folder, description),
             trust=model_folder.read_trust(folder, description),
             warnings=model_folder.unfinished_notes(folder),
@@ -165,53 +144,6 @@ def _list_field(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     if not isinstance(description[name], list):
         raise _damaged(f"{name} must be a list, not {description[name]!r:.80}")
     return tuple(description[name])
-
-
-def _check_class_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
-    # Training writes class_indices.json next to its model. If classes were renamed, the file has other names, which
-    # gives a note; the same names in another order are an error.
-    names, _ = model_folder.read_class_indices(folder, len(classes))
-    if names is None or names == classes:
-        return ()
-    if set(names) == set(classes):
-        raise VitkitError(
-            "weights.classes-reordered",
-            f"{model_folder.DESCRIPTION} has its classes in another order than {CLASS_INDICES}, so predictions would "
-            "have wrong names: restore the file that was edited",
-        )
-    return (f"{CLASS_INDICES} next to the model has other class names: {listed(names)}",)
-
-
-def _checked_provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    stored = description["provenance"]
-    if not isinstance(stored, dict):
-        raise _damaged(f"provenance must be an object, not {stored!r:.80}")
-    for name in ("recipe", "metrics", "versions", "balance", "teacher", "head"):
-        if not isinstance(stored.get(name, {}), dict):
-            raise _damaged(f"provenance's {name} must be an object, not {stored[name]!r:.80}")
-    epoch = stored.get("metrics", {}).get("epoch", 0)
-    if not is_number(epoch):
-        raise _damaged(f"provenance's epoch must be a number, not {epoch!r:.80}")
-    # A negative epoch marks a model whose head was made from texts, so its head must have templates.
-    head_templates = stored.get("head", {}).get("templates", [] if epoch >= 0 else None)
-    for templates in (head_templates, stored.get("templates", [])):
-        if not isinstance(templates, list) or not all(isinstance(template, str) for template in templates):
-            raise _damaged(f"provenance's templates must be a list of texts, not {templates!r:.80}")
-    balance = stored.get("balance")  # the corrections for balanced training
-    if balance is None:
-        return stored
-    for name in ("counts", "shift", "in_head"):
-        values = balance.get(name)
-        fits = isinstance(values, list) and len(values) == len(description["classes"]) and all(map(is_number, values))
-        if name == "counts":
-            fits = fits and all(type(value) is int and value >= 0 for value in values)
-        if not fits:
-            raise _damaged(
-                f"{name!r} in the model's provenance.balance must have a number for each class, not {values!r:.80}"
-            )
-    if balance.get("prior") not in ("data", "uniform") or not is_number(balance.get("strength")):
-        raise _damaged(f"the model's provenance.balance is damaged: {dict(balance)!r:.80}")
-    return stored
 
 
 # --- Checkpoints of other publishers ---------------------------------------------------------------------------
@@ -335,7 +267,10 @@ def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
     except VitkitError as error:
         raise _family_error(checkpoint, error) from error
     family = family_of(checkpoint)
-    named = f"its tensors are {listed(list(checkpoint.tensors), 4)}: rename them as timm's models do"
+    named = (
+        f"its tensors are {listed(list(checkpoint.tensors), 4)}: rename them as timm's Vision Transformers do, or load "
+        "a network of timm by timm:NAME@FILE"
+    )
     what = f"this is {family}" if family else named
     raise VitkitError(
         "weights.architecture-unknown", f"{checkpoint.path} contains no Vision Transformer that vitkit knows; {what}"
@@ -493,120 +428,47 @@ def _fetch(config: NetworkConfig) -> Path:
 # --- Families of models, for error messages --------------------------------------------------------------------
 
 
-class TensorFamily(NamedTuple):
-    """A family of models, recognised by the names of its tensors.
-
-    Attributes:
-        name: the name of the family, with a short description for error messages.
-        has: patterns, each of which must match the start of some tensor's name.
-        lacks: patterns that must not match the start of any tensor's name.
-    """
-
-    name: str
-    has: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
-
-
 NAFLEX = "SigLIP 2 NaFlex, for images of any aspect"
 _BLOCK = r"blocks\.(?:\d+\.)?\d+\."
-# The first family that matches is chosen.
+# The name of each family, and patterns, each of which must match the start of some tensor's name. The first family that
+# matches is chosen.
 _FAMILIES = (
     # Text together with images
-    TensorFamily("CLIP with a ResNet", (r"visual\.layer1\.",)),
-    TensorFamily("CoCa", (r"visual\.attn_pool\.", r"text_decoder\.")),
-    TensorFamily("CLIP's image encoder by OpenCLIP without its prefix", (r"transformer\.resblocks\.", r"ln_pre\.")),
-    TensorFamily(
-        "BLIP's vision encoder", (r"(vision_model\.)?encoder\.layers\.\d+\.self_attn\.qkv", r".*class_embedding$")
-    ),
+    ("CLIP with a ResNet", r"visual\.layer1\."),
+    ("CoCa", r"visual\.attn_pool\.", r"text_decoder\."),
+    ("CLIP's image encoder by OpenCLIP without its prefix", r"transformer\.resblocks\.", r"ln_pre\."),
     # One stack of layers on patches
-    TensorFamily(
-        "SAM's image encoder, with windows and decomposed positions", (_BLOCK + r"attn\.rel_pos_h$", r"neck\.")
-    ),
-    TensorFamily("SAM, with windows and decomposed positions", (r"(vision|image)_encoder\..*\.rel_pos_h$",)),
-    TensorFamily(
-        "Sapiens, with rotary positions and RMS norms",
-        (_BLOCK + r"attn\.q_norm\.",),
-        (_BLOCK + r"(norm1\.bias|attn\.qkv\.weight)$",),
-    ),
-    TensorFamily("a ViT that normalises queries and keys", (_BLOCK + r"(attn\.)?q_norm\.",)),
-    TensorFamily("a ViT whose attention is a difference of two, by two numbers", (_BLOCK + r"(attn\.)?lambda_a$",)),
-    TensorFamily(
+    ("SAM's image encoder, with windows and decomposed positions", _BLOCK + r"attn\.rel_pos_h$", r"neck\."),
+    ("SAM, with windows and decomposed positions", r"(vision|image)_encoder\..*\.rel_pos_h$"),
+    ("a ViT that normalises queries and keys", _BLOCK + r"(attn\.)?q_norm\."),
+    ("a ViT whose attention is a difference of two, by two numbers", _BLOCK + r"(attn\.)?lambda_a$"),
+    (
         "a ViT whose attention is a difference of two softmax maps (timm:NAME@FILE loads it)",
-        (_BLOCK + r"(attn\.)?lambda_q1$",),
+        _BLOCK + r"(attn\.)?lambda_q1$",
     ),
-    TensorFamily(
-        "a ViT with attention and MLP side by side (timm:NAME@FILE loads it)", (_BLOCK + r"(attn_)?out_proj\.",)
-    ),
-    TensorFamily("a ViT with parallel attention layers", (_BLOCK + r"attns\.0\.",)),
-    TensorFamily("MobileCLIP's hybrid, with a stem of convolutions", (r"patch_embed\.backbone\.0\.conv\.",)),
-    TensorFamily("ViTamin, a hybrid", (r"patch_embed\.backbone\.stem\.conv1\.", _BLOCK)),
-    TensorFamily("YOLOS, a detector", (r".*detection_tokens$",)),
-    TensorFamily("DPT, a model of depth", (r"neck\.", r".*encoder\.layer\.\d+\.attention")),
+    ("a ViT with attention and MLP side by side (timm:NAME@FILE loads it)", _BLOCK + r"(attn_)?out_proj\."),
+    ("a ViT with parallel attention layers", _BLOCK + r"attns\.0\."),
+    ("MobileCLIP's hybrid, with a stem of convolutions", r"patch_embed\.backbone\.0\.conv\."),
     # Stages
-    TensorFamily("CaiT, with layers for the class token alone", (r"blocks_token_only\.",)),
-    TensorFamily("XCiT, whose attention is between channels", (r"cls_attn_blocks\.",)),
-    TensorFamily("Swin V2, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*logit_scale$",)),
-    TensorFamily(
-        "Swin, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*relative_position_bias",)
-    ),
-    TensorFamily("MViT, with pooled attention", (r"(stages\.\d+\.)?blocks\.\d+\.attn\.pool_[qkv]\.",)),
-    TensorFamily("DaViT, with attention between channels", (r"stages\.\d+\.blocks\.\d+\.\d+\.cpe1\.",)),
-    TensorFamily("EfficientFormer", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.attention_biases$",)),
-    TensorFamily("LeViT", (r"stages\.\d+\.blocks\.\d+\.attn\.attention_biases$", r"stem\.conv1\.linear")),
-    TensorFamily("LeViT", (r"levit\.",)),
-    TensorFamily("Hiera", (r"(hiera\.|blocks\.\d+\.attn\.qkv.*)", r"(hiera|pos_embed_window)")),
-    TensorFamily("FastViT", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.",)),
-    TensorFamily("EdgeNeXt", (r"stages\.\d+\.blocks\.\d+\.xca\.",)),
-    TensorFamily("ConvNeXt V2", (r".*\.grn\.",)),
-    TensorFamily("ConvNeXt", (r"stages\.\d+\.blocks\.\d+\.conv_dw\.", r"stages\.\d+\.blocks\.\d+\.mlp\.fc1")),
-    TensorFamily("ConvNeXt", (r"(\w+\.)?encoder\.stages\.\d+\.layers\.\d+\.dwconv\.",)),
-    TensorFamily("ConvNeXt, of DINOv3", (r"(model\.)?stages\.\d+\.layers\.\d+\.depthwise_conv\.",)),
-    TensorFamily("ConvNeXt, torchvision's", (r"features\.\d+\.\d+\.layer_scale$",)),
-    TensorFamily("CvT", (r".*convolution_projection_query",)),
-    TensorFamily("PVT", (r".*\.(sr|sequence_reduction)\.(weight|bias)$",)),
-    TensorFamily("VOLO", (r"post_network\.",)),
-    TensorFamily("CrossViT", (r"blocks\.\d+\.fusion\.",)),
-    TensorFamily("CoaT", (r"serial_blocks\d\.",)),
-    TensorFamily("PiT", (r"transformers\.\d+\.blocks\.",)),
-    TensorFamily("TNT", (r"pixel_embed\.",)),
-    TensorFamily("MLP-Mixer", (r"blocks\.\d+\.mlp_tokens\.",)),
-    TensorFamily("MobileViT", (r".*\.transformer\.(layer\.)?\d+\.",)),
-    TensorFamily("EfficientNet or MobileNet, a CNN", (r"conv_stem\.",)),
-    TensorFamily("ResNet, a CNN", (r"layer1\.0\.conv1\.", r"(fc|layer4)\.")),
-    TensorFamily("ResNet, a CNN", (r"resnet\.embedder\.",)),
-    TensorFamily("RegNet, a CNN", (r"s1\.b1\.conv1\.",)),
+    ("CaiT, with layers for the class token alone", r"blocks_token_only\."),
+    ("Swin V2, with shifted windows", r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*logit_scale$"),
+    ("Swin, with shifted windows", r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*relative_position_bias"),
+    ("ConvNeXt V2", r".*\.grn\."),
+    ("ConvNeXt", r"stages\.\d+\.blocks\.\d+\.conv_dw\.", r"stages\.\d+\.blocks\.\d+\.mlp\.fc1"),
+    ("ConvNeXt", r"(\w+\.)?encoder\.stages\.\d+\.layers\.\d+\.dwconv\."),
+    ("ConvNeXt, of DINOv3", r"(model\.)?stages\.\d+\.layers\.\d+\.depthwise_conv\."),
+    ("ConvNeXt, torchvision's", r"features\.\d+\.\d+\.layer_scale$"),
+    ("MLP-Mixer", r"blocks\.\d+\.mlp_tokens\."),
+    ("EfficientNet or MobileNet, a CNN", r"conv_stem\."),
+    ("ResNet, a CNN", r"layer1\.0\.conv1\.", r"(fc|layer4)\."),
+    ("ResNet, a CNN", r"resnet\.embedder\."),
 )
-# Common names of families, by `model_type` in config.json.
-_TYPES = {
-    "dinov3_convnext": "ConvNeXt, of DINOv3",
-    "siglip2": NAFLEX,
-    "siglip2_vision_model": NAFLEX,
-    "swin": "Swin, with shifted windows",
-    "swinv2": "Swin V2, with shifted windows",
-    "convnext": "ConvNeXt",
-    "convnextv2": "ConvNeXt V2",
-    "resnet": "ResNet, a CNN",
-    "levit": "LeViT",
-    "cvt": "CvT",
-    "pvt": "PVT",
-    "sam": "SAM",
-    "sam2": "SAM 2",
-    "hiera": "Hiera",
-    "yolos": "YOLOS, a detector",
-    "dpt": "DPT, a model of depth",
-}
 
 
 def family_of(checkpoint: Checkpoint) -> str | None:
-    """Return the name of a checkpoint's family, by config.json or otherwise by tensor names; None if unknown."""
-    kind = (checkpoint.config or {}).get("model_type")
-    if isinstance(kind, str) and kind in _TYPES:
-        return _TYPES[kind]
+    """Return the name of a checkpoint's family, by the names of its tensors; None if unknown."""
 
     def has(pattern: str) -> bool:
         return any(map(re.compile(pattern).match, checkpoint.tensors))
 
-    for family in _FAMILIES:
-        if all(map(has, family.has)) and not any(map(has, family.lacks)):
-            return family.name
-    return None
+    return next((name for name, *patterns in _FAMILIES if all(map(has, patterns))), None)

@@ -34,9 +34,6 @@ class CheckpointFormat:
         is_folder: whether folders can be written.
         preprocess: for each publisher of weights, the name of a constant in the module of `reader`. The constant
             contains the fields of `Preprocess` that the publisher uses.
-        marks: substrings of tensor names. Every checkpoint of this format has a tensor name with at least one of them,
-            and the reader is imported only for such checkpoints. If `marks` is empty, it is imported for all
-            checkpoints.
     """
 
     name: str
@@ -46,7 +43,6 @@ class CheckpointFormat:
     suffixes: tuple[str, ...] = ()
     is_folder: bool = False
     preprocess: Mapping[str, str] = field(default_factory=dict)
-    marks: tuple[str, ...] = ()
 
     def recognise(self, checkpoint: Checkpoint) -> Layout | None:
         """Return the layout of a checkpoint if it has this format; None otherwise.
@@ -54,8 +50,6 @@ class CheckpointFormat:
         Raises:
             VitkitError: the checkpoint has this format, but its model has parts that vitkit's model lacks.
         """
-        if self.marks and not any(mark in name for name in checkpoint.tensors for mark in self.marks):
-            return None
         module, _, function = self.reader.partition(":")
         recognises: Callable[[Checkpoint], Layout | None] = getattr(import_module(module), function or "recognise")
         return recognises(checkpoint)
@@ -65,7 +59,7 @@ class CheckpointFormat:
 
         Raises:
             VitkitError: the layout cannot express the model; the message names the field.
-            OSError: the disk is full or not writable; nothing is left behind.
+            OSError: the disk is full or not writable; `destination` may then be incomplete.
         """
         import_module(self.writer).write(classifier, destination)
 
@@ -133,25 +127,22 @@ for _row in (  # from the format that is tried last to the one that is tried fir
         is_folder=True,
         preprocess={"augreg": "AUGREG", "deit": "DEIT"},
     ),
-    CheckpointFormat("naflex", "timm's NaFlexViT", reader=f"{_HOME}.timm_eva:recognise_naflex", marks=("embeds.",)),
+    CheckpointFormat("naflex", "timm's NaFlexViT", reader=f"{_HOME}.timm_eva:recognise_naflex"),
     CheckpointFormat(
         "eva",
         "timm's EVA, EVA-02, Perception Encoder, DINOv3",
         reader=f"{_HOME}.timm_eva:recognise",
-        marks=(".gamma_", "norm_pre.", ".q_bias", ".v_bias", ".q_proj.bias", ".v_proj.bias", ".mlp.fc1_"),
     ),
     CheckpointFormat(
         "beit",
         "timm's BEiT and ViTs with relative positions",
         reader=f"{_HOME}.timm_eva:recognise_beit",
-        marks=("relative_position_bias_table", "rel_pos"),
     ),
     CheckpointFormat(
         "dino",
         "DINO and DINOv2, by their authors",
         f"{_HOME}.authors:recognise_dino",
         preprocess={"dinov2": "DINO_PREPROCESS"},
-        marks=("ls1.gamma",),
     ),
     CheckpointFormat(
         "hf",
@@ -159,32 +150,24 @@ for _row in (  # from the format that is tried last to the one that is tried fir
         f"{_HOME}.huggingface:recognise",
         writer=f"{_HOME}.huggingface",
         is_folder=True,
-        marks=("layer.", "layers."),
     ),
-    CheckpointFormat(
-        "hf_dinov3", "Hugging Face's DINOv3", f"{_HOME}.huggingface_others:recognise_dinov3", marks=("layer.",)
-    ),
+    CheckpointFormat("hf_dinov3", "Hugging Face's DINOv3", f"{_HOME}.huggingface_others:recognise_dinov3"),
     CheckpointFormat(
         "hf_beit",
         "Hugging Face's BEiT and Data2VecVision",
         f"{_HOME}.huggingface_others:recognise_beit",
-        marks=("layer.", "layers."),
     ),
-    CheckpointFormat(
-        "clip", "Hugging Face's CLIP and SigLIP", f"{_HOME}.huggingface_towers:recognise", marks=("encoder.layers.",)
-    ),
-    CheckpointFormat("open_clip", "OpenCLIP's", f"{_HOME}.open_clip:recognise", marks=("visual.", "resblocks.")),
+    CheckpointFormat("clip", "Hugging Face's CLIP and SigLIP", f"{_HOME}.huggingface_towers:recognise"),
+    CheckpointFormat("open_clip", "OpenCLIP's", f"{_HOME}.open_clip:recognise"),
     CheckpointFormat(
         "authors",
         "DINOv3's, EVA-02's and Perception Encoder's, by their authors",
         reader=f"{_HOME}.authors:recognise",
-        marks=("storage_tokens", "bias_mask", "visual.attn_pool.", ".mlp.w", ".mlp.ffn_ln.", ".inner_attn_ln."),
     ),
     CheckpointFormat(
         "torchvision",
         reader=f"{_HOME}.torchvision:recognise",
         preprocess={"torchvision": "PREPROCESS"},
-        marks=("encoder_layer_",),
     ),
     CheckpointFormat(
         "npz",
@@ -193,7 +176,6 @@ for _row in (  # from the format that is tried last to the one that is tried fir
         f"{_HOME}.google",
         (".npz",),
         preprocess={"google": "PREPROCESS"},
-        marks=("Transformer/",),
     ),
 ):
     register(_row)

@@ -6,7 +6,6 @@ Otherwise other programs would compute different predictions.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,12 +101,12 @@ def export_note(classifier: Classifier) -> dict[str, Any]:
     }
 
 
-def save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: dict[str, str]) -> None:
-    """Write a safetensors file at a temporary path; errors name its later `destination`."""
+def save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file."""
     try:
         save_file(tensors, path, metadata)
     except SafetensorError as error:  # how safetensors reports a full disk
-        raise OSError(f"cannot write {destination}: {first_line(error)}") from error
+        raise OSError(f"cannot write {path}: {first_line(error)}") from error
 
 
 def metadata(classifier: Classifier) -> dict[str, str]:
@@ -117,20 +116,12 @@ def metadata(classifier: Classifier) -> dict[str, str]:
 
 
 def write_folder(classifier: Classifier, destination: Path, files_of: Callable[[Classifier], Files]) -> None:
-    """Write the tensors and JSON files that `files_of` returns to a folder, which replaces an existing one."""
+    """Write the tensors and JSON files that `files_of` returns to a new folder."""
     tensors, descriptions = files_of(classifier)
-    temporary = destination.with_name(f".{destination.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        save(tensors, temporary / "model.safetensors", destination, metadata(classifier))
-        for name, content in descriptions.items():
-            write_json(temporary / name, content)
-        if destination.exists():
-            shutil.rmtree(destination)
-        temporary.replace(destination)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    destination.mkdir(parents=True)
+    save(tensors, destination / "model.safetensors", metadata(classifier))
+    for name, content in descriptions.items():
+        write_json(destination / name, content)
 
 
 def one_or_pair(pair: Pair) -> int | list[int]:
@@ -146,7 +137,7 @@ def write(classifier: Classifier, destination: Path, to: str) -> None:
 
     Raises:
         VitkitError: the format cannot express the model; the message names the field.
-        OSError: the disk is full or not writable; nothing is left behind.
+        OSError: the disk is full or not writable; `destination` may then be incomplete (`vitkit convert` removes it).
     """
     if to == VITKIT:
         classifier.save(destination)

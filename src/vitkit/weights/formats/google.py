@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.model.config import ViTConfig
-from vitkit.system.files import replacing, to_json
+from vitkit.system.files import to_json
 from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
 from vitkit.weights.formats.export import check_expressible, export_note, model_of, tensors_under
 from vitkit.weights.layout import Layout, Piece, block_number, depth_of, same
@@ -244,7 +244,6 @@ def write(classifier: Classifier, destination: Path) -> None:
         del note["classes"]
     comment = to_json({"vitkit": note}).encode()  # other programs ignore it
     arrays = {name: tensor.numpy() for name, tensor in tensors_under(classifier, layout_for(config)).items()}
-    with replacing(destination) as temporary:
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        embed_in_zip(temporary, classifier.pictures or b"", comment)
+    with destination.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    embed_in_zip(destination, classifier.pictures or b"", comment)

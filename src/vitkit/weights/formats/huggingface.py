@@ -205,8 +205,6 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
     for ours, theirs in _CONFIG_FIELDS.items():
         if theirs in config:
             fields[ours] = config[theirs]
-    if isinstance(patch := config.get("patch_size"), (int, list, tuple)):
-        fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
     if config.get("pooler_act", "tanh") != "tanh" and any("pooler." in name for name in checkpoint.tensors):
         raise VitkitError(
             "weights.description-unsupported",
@@ -224,6 +222,7 @@ def _eps(family: str) -> float:
 _CONFIG_FIELDS = {
     "layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
+    "patch_size": "patch_size",
     "in_channels": "num_channels",
     "qkv_bias": "qkv_bias",
     "registers": "num_register_tokens",

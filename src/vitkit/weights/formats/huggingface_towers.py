@@ -155,12 +155,11 @@ def _fields_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for ours, theirs in (
         ("norm_eps", "layer_norm_eps"),
         ("layers", "num_hidden_layers"),
+        ("patch_size", "patch_size"),
         ("in_channels", "num_channels"),
     ):
         if theirs in config:
             fields[ours] = config[theirs]
-    if isinstance(patch := config.get("patch_size"), (int, list, tuple)):
-        fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
     return fields
 
 

@@ -114,15 +114,13 @@ def _dropped(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _model_config(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return `model_cfg` of open_clip_config.json; None if there is none."""
-    described = (config or {}).get("model_cfg")
-    return described if isinstance(described, Mapping) else None
+    described: Mapping[str, Any] | None = (config or {}).get("model_cfg")
+    return described
 
 
 def _vision_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return `vision_cfg` of open_clip_config.json; empty if there is none."""
-    vision = or_default(_model_config(config) or {}, "vision_cfg", {})
-    if not isinstance(vision, Mapping):
-        raise VitkitError("weights.description-invalid", f"{_FILE}: vision_cfg must be a table, not {vision!r:.40}")
+    vision: Mapping[str, Any] = or_default(_model_config(config) or {}, "vision_cfg", {})
     return vision
 
 
@@ -136,13 +134,8 @@ def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
     for name in unsupported.split():
         if vision.get(name):
             raise VitkitError("weights.description-unsupported", f"{_FILE}: {name} {vision[name]!r} is not supported")
-    width, head_width = or_default(vision, "width", 768), or_default(vision, "head_width", 64)
-    if not (type(width) is type(head_width) is int and head_width > 0 and width > 0 and width % head_width == 0):
-        raise VitkitError(
-            "weights.description-invalid",
-            f"{_FILE}: width {width!r:.40} is not divisible by the head width {head_width!r:.40}",
-        )
-    return {"gelu": "quick" if described.get("quick_gelu") else "erf", "heads": width // head_width}
+    heads = or_default(vision, "width", 768) // or_default(vision, "head_width", 64)
+    return {"gelu": "quick" if described.get("quick_gelu") else "erf", "heads": heads}
 
 
 def _size(config: Mapping[str, Any] | None) -> tuple[int, int] | None:

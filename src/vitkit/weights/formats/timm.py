@@ -18,7 +18,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, LEAST_CROP, Interpolation
 from vitkit.errors import VitkitError, first_line
 from vitkit.model.config import ViTConfig
-from vitkit.system.files import replacing, to_json
+from vitkit.system.files import to_json
 from vitkit.text.arguments import is_number
 from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
 from vitkit.weights.formats import CHECKPOINT_FORMATS, export
@@ -168,11 +168,14 @@ def fields_from_config(checkpoint: Checkpoint) -> dict[str, Any]:
         fields["gelu"] = "quick"
     if _TANH_GELU.match(str(architecture)):
         fields["gelu"] = "tanh"
-    for ours, theirs in (("heads", "num_heads"), ("layer_scale", "init_values"), ("in_channels", "in_chans")):
+    for ours, theirs in (
+        ("heads", "num_heads"),
+        ("layer_scale", "init_values"),
+        ("in_channels", "in_chans"),
+        ("patch_size", "patch_size"),
+    ):
         if theirs in arguments:
             fields[ours] = arguments[theirs]
-    if isinstance(patch := arguments.get("patch_size"), (int, list, tuple)):
-        fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
     pool = arguments.get("global_pool", (checkpoint.config or {}).get("global_pool"))
     if pool in _POOLS:
         fields["pool"] = _POOLS[pool]
@@ -242,20 +245,15 @@ def write(classifier: Classifier, destination: Path) -> None:
         export.write_folder(classifier, destination, _files)
         return
     tensors, _ = _files(classifier)
-    with replacing(destination) as temporary:
-        if destination.suffix == ".safetensors":
-            export.save(
-                tensors,
-                temporary,
-                destination,
-                {**export.metadata(classifier), "vitkit": to_json(export.export_note(classifier))},
-            )
-        else:
-            try:
-                torch.save(tensors, temporary)
-            except RuntimeError as error:  # raised by PyTorch if the disk is full
-                raise OSError(f"cannot write {destination}: {first_line(error)}") from error
-            embed_in_zip(temporary, classifier.pictures or b"")
+    if destination.suffix == ".safetensors":
+        note = {"vitkit": to_json(export.export_note(classifier))}
+        export.save(tensors, destination, {**export.metadata(classifier), **note})
+        return
+    try:
+        torch.save(tensors, destination)
+    except RuntimeError as error:  # raised by PyTorch if the disk is full
+        raise OSError(f"cannot write {destination}: {first_line(error)}") from error
+    embed_in_zip(destination, classifier.pictures or b"")
 
 
 _TIMM_POOLS = {"token": "token", "gap": "avg", "map": "map"}
