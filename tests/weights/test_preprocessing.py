@@ -165,3 +165,16 @@ def test_what_was_said_is_no_assumption_and_the_rest_still_is(trained: Path) -> 
     )
     part = load(trained, preprocess="mean=0.4").report
     assert part.assumed["preprocess"].endswith("; except for mean, as requested")
+
+
+def test_other_pixels_than_those_of_a_model_of_our_own_are_a_warning(trained: Path, tmp_path: Path) -> None:
+    load(trained).save(tmp_path / "own")
+    for source, said, warned in (
+        (tmp_path / "own", {"mean": 0.4}, True),
+        (tmp_path / "own", load(trained).preprocess, False),  # those of its training
+        (trained, {"mean": 0.4}, False),
+    ):
+        report = load(source, preprocess=said).report
+        assert report is not None
+        assert [line for line in report.warnings if "its training" in line] == list(report.warnings)
+        assert bool(report.warnings) == warned
