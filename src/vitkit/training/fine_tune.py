@@ -39,10 +39,10 @@ from vitkit.reporting import plots
 from vitkit.system.files import write_text
 from vitkit.system.processes import Deferral
 from vitkit.system.progress import ignore, progress
-from vitkit.system.run_files import BEFORE, LAST, RECIPE
+from vitkit.system.run_files import LAST, RECIPE
 from vitkit.text.cells import plural
 from vitkit.training.adapters import add_low_rank, count_parameters, drop_patches, freeze_backbone
-from vitkit.training.checkpoint import RunWriter, TrainableModel, TrainingState, has_state, identity, read_newest
+from vitkit.training.checkpoint import RunWriter, TrainableModel, TrainingState, has_state, identity, read
 from vitkit.training.distributed import fabric_of, shard_model
 from vitkit.training.finalize import (
     class_weights,
@@ -196,7 +196,7 @@ def run_training(
     network: TrainableModel | None = None,
     callbacks: Sequence[Any] = (),
 ) -> Classifier:
-    """Run the training loop, from the newest checkpoint if there is one, and return the model that the recipe keeps.
+    """Run the training loop, from the checkpoint if there is one, and return the model that the recipe keeps.
 
     `network` is the module that is trained, by default the model of the classifier that is saved. `seconds_before` is
     the time before the first step, which counts towards the time budget. `settings` is the identity of the run
@@ -217,7 +217,7 @@ def run_training(
     state = TrainingState(network, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
     state.clock.spent = state.clock.before_first_step = seconds_before
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, settings, run.metrics)
-    if has_state(run.folder) and _load_newest(run, state, writer):
+    if has_state(run.folder) and _load_checkpoint(run, state, writer):
         run.say("the run had finished training")
         return writer.saved_classifier() if team.is_main else classifier
     stop = Deferral(echo=2.0 if team.size > 1 else 0.0)  # a launcher repeats a signal for each of its processes
@@ -239,7 +239,6 @@ def run_training(
             stop.received = max(team.gather(stop.received or 0)) or None  # a signal to one process stops all
         status = "success"
     finally:
-        writer.close()
         data.close()
         curves.close(status)
     if not writer.has_saved_model:
@@ -303,18 +302,16 @@ def _reporting_saved_model(run: Run, state: TrainingState, writer: RunWriter, wo
         raise VitkitError("training.worker-lost", message) from error
 
 
-def _load_newest(run: Run, state: TrainingState, writer: RunWriter) -> bool:
-    """Load the newest undamaged checkpoint of a run, and return whether the run had finished its training."""
-    stored, path = read_newest(run.folder, writer.identity, run.say)
+def _load_checkpoint(run: Run, state: TrainingState, writer: RunWriter) -> bool:
+    """Load the checkpoint of a run, and return whether the run had finished its training."""
+    path = run.folder / LAST
+    stored = read(path, writer.identity)
     try:
         state.load_state_dict(stored)
         writer.load_state_dict(stored["writer"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         message = f"{path} is damaged; delete it to train this run from its beginning"
         raise VitkitError("training.checkpoint-damaged", message) from error
-    run.team.gather(None)  # wait until all processes have read the file
-    if run.team.is_main and path.name == BEFORE.name:
-        path.replace(run.folder / LAST)
     return writer.is_finished
 
 

@@ -145,7 +145,7 @@ class TimedBatches:
 
 
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the methods that a callback may have
-# `checkpoint.RunWriter` also has on_save, on_trained and on_interrupt; `fine_tune.DrawFirstBatch` has draw_first_batch.
+# `checkpoint.RunWriter` also has on_save and on_interrupt; `fine_tune.DrawFirstBatch` has draw_first_batch.
 
 
 class Loop:
@@ -283,7 +283,6 @@ class Loop:
             state.average.update(state.model)
         state.metrics.update(state.sums.figures(self.team))
         state.is_trained = True
-        self._notify("on_trained")
 
     # --- One step ---------------------------------------------------------------------------------
 
