@@ -21,7 +21,7 @@ from tiny import VARIETY, build, images, some, tiny
 from vitkit.classifier import Classifier, Prediction
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model_folder import DESCRIPTION, FORMAT_VERSION, VIT_FORMAT_VERSION, WEIGHTS
+from vitkit.model_folder import DESCRIPTION, FORMAT_VERSION, WEIGHTS
 from vitkit.weights import load
 
 CLASSES = ("ant", "bee", "猫", "🐈", 'quo"te', "f", "g")
@@ -106,7 +106,7 @@ def test_the_description_can_be_read_by_people_and_programs(tmp_path: Path) -> N
     classifier().save(tmp_path)
     text = (tmp_path / DESCRIPTION).read_text(encoding="utf-8")
     assert "猫" in text
-    expected = {"format_version": VIT_FORMAT_VERSION, "vitkit_version": vitkit.__version__, "task": "single"}
+    expected = {"format_version": FORMAT_VERSION, "vitkit_version": vitkit.__version__, "task": "single"}
     assert {**json.loads(text), **expected, "classes": list(CLASSES)} == json.loads(text)
 
 

@@ -163,8 +163,9 @@ def test_a_saved_classifier_says_the_same_after_loading(tmp_path: Path) -> None:
 def test_thresholds_must_be_one_a_class_from_0_to_1_in_a_file_too(tmp_path: Path) -> None:
     classifier().save(tmp_path)
     description = json.loads((tmp_path / "model.json").read_text())
-    wrong = (None, "0.5", [0.5, "x", 0.5], [0.5, 2.0, 0.5])
-    for stored, code in zip(wrong, (*["model.folder-damaged"] * 3, "classifier.field-invalid"), strict=True):
+    damaged, invalid = "weights.folder-damaged", "classifier.field-invalid"
+    wrong = {"0.5": damaged, (0.5, "x", 0.5): invalid, (0.5, 2.0, 0.5): invalid}
+    for stored, code in wrong.items():
         (tmp_path / "model.json").write_text(json.dumps({**description, "thresholds": stored}))
         with refused(code, "thresholds"):
             load(tmp_path)
