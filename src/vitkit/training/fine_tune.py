@@ -24,9 +24,7 @@ from vitkit.data.augment import Augment
 from vitkit.data.loading import (
     BatchedImages,
     ImageData,
-    error_of_worker,
-    is_worker_lost,
-    lost_worker_message,
+    explain_worker_errors,
     mix_seeds,
     quiet_workers,
 )
@@ -232,9 +230,10 @@ def run_training(
         loop.compile_steps()
     if recipe.head_from == "names" and data.has_val:
         loop.callbacks.insert(0, _EvaluateStart(loop.validate, writer))
-    status = "failed"
+    status, advice = "failed", f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume"
+    explaining = explain_worker_errors(data.workers, advice)
     try:
-        with _reporting_saved_model(run, state, writer, data.workers), stop, quiet_workers():
+        with _reporting_saved_model(run, state, writer), explaining, stop, quiet_workers():
             loop.fit()
             stop.received = max(team.gather(stop.received or 0)) or None  # a signal to one process stops all
         status = "success"
@@ -273,7 +272,7 @@ class _EndAfter:
 
 
 @contextmanager
-def _reporting_saved_model(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
+def _reporting_saved_model(run: Run, state: TrainingState, writer: RunWriter) -> Iterator[None]:
     """If the training in this context ends early, report which model is in the run folder.
 
     If a signal ends the training before a model was saved, the unfinished model is saved here.
@@ -286,20 +285,10 @@ def _reporting_saved_model(run: Run, state: TrainingState, writer: RunWriter, wo
         model = "best model so far" if writer.has_saved_model else "unfinished model"
         run.say(f"stopped; the {model} is in {run.folder}")
         raise
-    except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
-        original = error_of_worker(error)
-        saved = f"the best model so far is in {run.folder}" if writer.has_saved_model else ""
-        if original is not None or isinstance(error, VitkitError):
-            if saved:
-                run.say(saved)
-            if original is None:
-                raise
-            raise original from error
-        if not workers or not is_worker_lost(error):
-            raise
-        advice = f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume"
-        message = "; ".join(filter(None, (lost_worker_message(workers), advice, saved)))
-        raise VitkitError("training.worker-lost", message) from error
+    except VitkitError:
+        if writer.has_saved_model:
+            run.say(f"the best model so far is in {run.folder}")
+        raise
 
 
 def _load_checkpoint(run: Run, state: TrainingState, writer: RunWriter) -> bool:
