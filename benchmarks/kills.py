@@ -2,7 +2,7 @@
 
     kills     runs of 2 processes (gloo) are killed at random steps and continued by the same command, as the same
               number of processes or as 1 to 3, with 0 to 3 workers each: a process, all, a worker, SIGTERM, a process
-              in the middle of writing a checkpoint, and the newest checkpoint truncated afterwards
+              in the middle of writing a checkpoint
     restarts  `torchrun --max-restarts 3` with three kills of random processes
 
 With `--strategies`, runs of 1 to 4 processes with DDP are killed and continued with FSDP2, and the other way round, by
@@ -45,7 +45,7 @@ from tables import save_table, show
 
 HERE = Path(__file__)
 PYTHON = os.environ.get("KILLS_PYTHON", sys.executable)  # the interpreter of everything that is started
-KINDS = ("process", "all", "worker", "sigterm", "save", "truncated")
+KINDS = ("process", "all", "worker", "sigterm", "save")
 EPOCHS, BATCH, IMAGES = 4, 8, 40  # a class
 SAVE_EVERY = 1.0  # seconds
 FLAGS = (
@@ -210,7 +210,7 @@ def kill(story: Story, process: subprocess.Popen[str], kind: str, after: int) ->
             kind = "process"
         else:
             os.kill(story.rng.choice(workers), signal.SIGKILL)
-    if kind in ("process", "truncated"):
+    if kind == "process":
         os.kill(story.rng.choice(trained), signal.SIGKILL)
     if kind == "all":
         for pid in [process.pid, *trained]:
@@ -246,15 +246,6 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Wait for the end of a run, also of processes that were left behind."""
     output, _ = process.communicate(timeout=300)
     return process.returncode, output
-
-
-def truncate_newest(folder: Path) -> bool:
-    last, before = folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "before.ckpt"
-    if not (last.is_file() and before.is_file()):
-        return False
-    content = last.read_bytes()
-    last.write_bytes(content[: len(content) // 3])
-    return True
 
 
 # --- What must hold -----------------------------------------------------------------------------------------
@@ -315,12 +306,10 @@ def trial(
         killed.append(met)
         if met == "sigterm":
             codes.append(f"{code} of {ranks}")
-        if met == "truncated":
-            truncate_newest(place)
         ranks = 2 if same else rng.randint(1, 3)
     code, said = end(story.start(ranks, rng.randint(0, 3)))
     assert code == 0, output + said
-    return _row("killed", story, references, killed, output + said, same=same, codes=codes)
+    return _row("killed", story, references, killed, same=same, codes=codes)
 
 
 def restarts(place: Path, data: Path, references: dict[int, Story], rng: random.Random) -> dict[str, Any]:
@@ -330,7 +319,7 @@ def restarts(place: Path, data: Path, references: dict[int, Story], rng: random.
     at = ",".join(f"{step}:{rng.randint(0, 1)}" for step in steps)
     code, said = end(story.start(2, 1, "--max-restarts", "3", KILLS_AT=at))
     assert code == 0, said
-    return _row("restarted by torchrun", story, references, ["process"] * 3, said, same=True, codes=[])
+    return _row("restarted by torchrun", story, references, ["process"] * 3, same=True, codes=[])
 
 
 def losses(notes: Iterable[dict[str, Any]]) -> dict[tuple[int, int], float]:
@@ -377,7 +366,6 @@ def _row(
     story: Story,
     references: dict[int, Story],
     killed: list[str],
-    output: str,
     *,
     same: bool,
     codes: list[str],
@@ -392,7 +380,6 @@ def _row(
         "difference": difference(story.folder, references[2].folder),
         "save_every_s": SAVE_EVERY,
         "lost_most_s": round(max(lost(story), default=0.0), 2),
-        "fallbacks": output.count("continuing from the checkpoint before it"),
         "codes_of_sigterm": ", ".join(codes),
     }
 

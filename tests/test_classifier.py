@@ -21,7 +21,7 @@ from tiny import build, images, tiny
 from vitkit.classifier import Classifier, Prediction
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model_folder import DESCRIPTION, FORMAT_VERSION, VIT_FORMAT_VERSION, WEIGHTS
+from vitkit.model_folder import DESCRIPTION, FORMAT_VERSION, WEIGHTS
 from vitkit.weights import load
 
 CLASSES = ("ant", "bee", "猫", "🐈", 'quo"te', "f", "g")

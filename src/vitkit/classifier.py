@@ -129,11 +129,8 @@ class Classifier:
             raise _invalid(f"model must be a model from vitkit.create_model, not {type_of(self.model)}")
         if not isinstance(self.preprocess, Preprocess):
             raise _invalid(f"preprocess must be a Preprocess, not {type_of(self.preprocess)}")
-        for name, values in (("classes", self.classes), ("thresholds", self.thresholds or ())):
-            if not isinstance(values, (list, tuple)):
-                raise _invalid(f"{name} must be a list, not {type_of(values)}")
-        if not all(map(is_number, self.thresholds or ())):
-            raise _invalid(f"thresholds must be numbers, not {self.thresholds!r:.80}")
+        if not isinstance(self.classes, (list, tuple)):
+            raise _invalid(f"classes must be a list, not {type_of(self.classes)}")
         if len(self.classes) != self.model.config.num_classes:
             raise _invalid(
                 f"classes must have one name for each of the model's {self.model.config.num_classes} logits, "
@@ -144,14 +141,17 @@ class Classifier:
             raise _invalid("class names must be different")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
             raise _invalid(f"temperature must be above 0 and finite, not {self.temperature!r:.80}")
-        if self.thresholds is not None and len(self.thresholds) != len(self.classes):
+        if self.thresholds is not None and not self._has_valid_thresholds():
             raise _invalid(
-                f"thresholds must have one number for each of the {len(self.classes)} classes, "
-                f"not {len(self.thresholds)} numbers"
+                f"thresholds must be a list of {len(self.classes)} numbers from 0 to 1, not {self.thresholds!r:.80}"
             )
-        if not all(0 <= threshold <= 1 for threshold in self.thresholds or ()):
-            raise _invalid(f"thresholds must be from 0 to 1, not {self.thresholds}")
         self.model.eval()
+
+    def _has_valid_thresholds(self) -> bool:
+        values = self.thresholds
+        if not isinstance(values, (list, tuple)) or len(values) != len(self.classes):
+            return False
+        return all(is_number(value) and 0 <= value <= 1 for value in values)
 
     # The following methods are the public functions of these names, so that the core does not depend on the verbs.
 
@@ -381,18 +381,12 @@ class Classifier:
 
         return np.asarray(self.probabilities(torch.from_numpy(pixels)))
 
-    def assess(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Compute probabilities (B, K), or (B, K + 1) with the score for unknown images as the last column.
-
-        The last column exists only if the score is available (`unknown`). `prediction` turns a row into a prediction.
-
-        Args:
-            pixels: preprocessed images (B, C, height, width).
-        """
-        return self.assessing()(pixels)
-
     def assessing(self) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
-        """Return a function that does the same as `assess`, but is faster if it is called many times."""
+        """Return a function that computes an assessment of each of some preprocessed images (B, C, height, width).
+
+        An assessment is a row of probabilities (K,), or (K + 1,) with the score for unknown images as the last value.
+        The score exists only if it is available (`unknown`). `prediction` turns a row into a prediction.
+        """
         unknown = self.unknown
         if unknown is None:
             return self.answer
@@ -521,7 +515,7 @@ class Classifier:
     def assessments(
         self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield the path of each image with its row of the result of `assess`, or an error message; see `stream`."""
+        """Yield the path of each image with its assessment (`assessing`), or an error message; see `stream`."""
         if self.views is not None:
             return self.stream(images, batch_size)  # several views have no score for unknown images
         self._check_classes()
@@ -601,7 +595,7 @@ class Classifier:
             yield self.prediction(path, outcome)
 
     def prediction(self, path: str, outcome: npt.NDArray[np.float32] | str) -> Prediction:
-        """Make a prediction from a row of the result of `assess`, (K,) or (K + 1,), or from an error message."""
+        """Make a prediction from an assessment (`assessing`), (K,) or (K + 1,), or from an error message."""
         if isinstance(outcome, str):
             return Prediction(path, error=outcome)
         K, thresholds = len(self.classes), None if self.thresholds is None else np.array(self.thresholds)

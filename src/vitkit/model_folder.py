@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT_VERSION = 2
-VIT_FORMAT_VERSION = 1  # of a Vision Transformer's folder; earlier versions of vitkit can read it
 WEIGHTS, DESCRIPTION, RECORD, TRUST = "model.safetensors", "model.json", "pictures.npz", "trust.safetensors"
 FILES = (WEIGHTS, DESCRIPTION, RECORD, TRUST)
 _NEXT_DESCRIPTION = "model.json.next"  # the description of weights that are being saved
@@ -63,9 +62,7 @@ def write(
             for name, data in optional_files.items():
                 write_bytes(_next_path(folder, name), data)
                 hashes[_HASH_KEYS[name]] = hashlib.sha256(data).hexdigest()
-            is_network = "library" in description.get("config", {})  # a network of another library
-            version = FORMAT_VERSION if is_network else VIT_FORMAT_VERSION
-            versions = {"format_version": version, "vitkit_version": vitkit.__version__}
+            versions = {"format_version": FORMAT_VERSION, "vitkit_version": vitkit.__version__}
             write_json(folder / _NEXT_DESCRIPTION, {**versions, **description, **hashes})
     except BaseException:
         _recover(folder)
@@ -94,16 +91,8 @@ def read_description(folder: Path) -> dict[str, Any]:
     weights_hash = _sha256(weights)
     for name in names:
         description = _parse(folder / name)
-        if description.get("weights_sha256") != weights_hash:
-            continue
-        task, thresholds = description.get("task", "single"), description.get("thresholds")
-        is_list = isinstance(thresholds, list) and all(isinstance(threshold, (int, float)) for threshold in thresholds)
-        if (task, is_list) not in (("single", False), ("multi", True)):
-            raise _damaged(
-                f"{folder / DESCRIPTION} is damaged: task must be 'single' without thresholds or 'multi' with a list "
-                f"of them, not {task!r} with {thresholds!r}; restore it or train again"
-            )
-        return description
+        if description.get("weights_sha256") == weights_hash:
+            return description
     raise _damaged(f"{weights} is damaged: its content does not match {DESCRIPTION}: restore it or train again")
 
 

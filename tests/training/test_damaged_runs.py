@@ -19,7 +19,7 @@ from vitkit.data import images_of_run, move_run, read_contents
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system import exclusive, exclusive_in, reporting_to
 from vitkit.training import MAY_CHANGE, Recipe, identity, load_run_recipe, run, save
-from vitkit.training.checkpoint import DamagedError, read
+from vitkit.training.checkpoint import read
 from vitkit.training.stages import examine, fit
 from vitkit.weights import load
 
@@ -28,9 +28,7 @@ CKPT = "checkpoints/last.ckpt"
 
 @pytest.fixture
 def folder(finished: Path, tmp_path: Path) -> Path:
-    own = runs.copy_of(finished, tmp_path / "run")
-    (own / "checkpoints" / "before.ckpt").unlink()  # which it would fall back to
-    return own
+    return runs.copy_of(finished, tmp_path / "run")
 
 
 def resume_refused(folder: Path, name: str, code: str, *named: str) -> None:
@@ -103,43 +101,10 @@ def test_only_what_a_run_was_writing_is_swept(finished: Path, data: Path, tmp_pa
         assert [name for name in others if (folder / name).read_text() != "half"] == []
 
 
-@pytest.mark.usefixtures("no_reports")
-def test_a_truncated_checkpoint_is_replaced_by_the_one_before(finished: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(finished, tmp_path / "run")
-    whole = (folder / CKPT).read_bytes()
-    (folder / CKPT).write_bytes(whole[: len(whole) // 2])
-    for is_damaged in (True, False):
-        lines = list[str]()
-        with heard(lines.append):
-            run.resume(folder)
-        assert any("damaged" in line for line in lines) == is_damaged
-        assert sum(line.startswith("epoch ") for line in lines) == is_damaged, "the last epoch again, and no other"
-        runs.assert_same_outcome(folder, finished)
-
-
-def test_damaged_checkpoints_and_one_of_another_run_are_refused(finished: Path, start: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_refused(folder: Path, start: Path) -> None:
     """The other run is on other photographs of the same names."""
-    folder = runs.copy_of(finished, tmp_path / "run")
-    last, before = folder / CKPT, folder / "checkpoints" / "before.ckpt"
-    shutil.copyfile(start / CKPT, last)
+    shutil.copyfile(start / CKPT, folder / CKPT)
     resume_refused(folder, CKPT, "training.checkpoint-differs", "pictures")
-    for path in (last, before):
-        path.write_bytes(path.read_bytes()[:1000])
-    resume_refused(folder, CKPT, "training.checkpoint-damaged")
-
-
-@pytest.mark.usefixtures("no_reports")
-def test_the_checkpoint_before_needs_no_links(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_links(*_: object) -> None:
-        raise OSError("this file system has no links")
-
-    monkeypatch.setattr(os, "link", no_links)
-    folder = run.train(runs.quick(data, epochs=2), tmp_path / "run")
-    whole = runs.copy_of(folder, tmp_path / "whole")
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["before.ckpt", "last.ckpt"]
-    (folder / CKPT).unlink()
-    run.resume(folder)
-    runs.assert_same_outcome(folder, whole)
 
 
 def test_a_recipe_that_was_edited_meets_no_state_of_before(folder: Path) -> None:
@@ -200,12 +165,12 @@ def test_a_bit_that_flips_anywhere_in_a_checkpoint_is_noticed_or_changes_nothing
     whole = path.read_bytes()
     for place in range(0, len(whole), 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with suppress(DamagedError):
+        with suppress(VitkitError):
             found = read(path, {})
             assert torch.equal(found["model"].pop("w"), state["model"]["w"])
             assert found == {"run": {}, "step": 4, "model": {}}
         path.write_bytes(whole[:place])
-        with pytest.raises(DamagedError):
+        with refused("training.checkpoint-damaged"):
             read(path, {})
 
 

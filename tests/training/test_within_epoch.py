@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import runs
-import tiny
 import warm
 from hearing import heard
 from once import once
-from vitkit.classifier import Classifier
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.errors import Interrupted
 from vitkit.system import LAST, reporting_to
-from vitkit.training import Loop, Recipe, RunWriter, TrainingState, run
+from vitkit.training import Loop, run
 
 pytestmark = pytest.mark.usefixtures("no_reports")
 DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2}
@@ -118,7 +115,6 @@ def test_a_killed_run_loses_no_more_than_what_came_after_its_checkpoint(
         if loop.state.step == 8:
             raise Killed
         plain(loop, *arguments)
-        time.sleep(0.02)  # for the thread that writes
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Loop, "take_step", step)
@@ -174,40 +170,6 @@ def test_the_rest_of_an_epoch_is_the_rest_for_any_number_of_processes(
         sampler.first = first
         assert list(sampler) == every[first:]
         assert len(sampler) == len(every) - first
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> tuple[RunWriter, TrainingState]:
-    model, recipe = tiny.build(num_classes=2), Recipe()
-    classifier = Classifier(model, ("cat", "dog"), Preprocess(size=model.config.image_size))
-    return RunWriter(tmp_path, classifier, recipe, print), TrainingState(model, recipe, 100)
-
-
-def test_a_state_is_copied_before_it_changes_and_written_meanwhile(
-    written: tuple[RunWriter, TrainingState], tmp_path: Path
-) -> None:
-    writer, state = written
-    weight = state.model.get_parameter("head.weight")
-    before = weight.detach().clone()
-    state.batch = state.step = 3
-    writer.on_save(state)
-    with torch.no_grad():
-        weight.fill_(1.0)
-    writer.on_trained(state)
-    assert stored(tmp_path)["step"] == 3
-    assert torch.equal(stored(tmp_path)["model"]["head.weight"], before)
-
-
-def test_an_error_of_the_thread_is_raised_and_blocks_nobody(
-    written: tuple[RunWriter, TrainingState], tmp_path: Path
-) -> None:
-    (tmp_path / "checkpoints").write_text("not a folder")
-    writer, state = written
-    writer.on_save(state)
-    writer.close()
-    with pytest.raises(OSError, match="checkpoints"):
-        writer.on_step_end(state)
-    writer.on_step_end(state)
 
 
 @pytest.mark.accept

@@ -11,6 +11,7 @@ import pytest
 
 import runs
 import warm
+from hearing import heard
 from refusals import refused
 from vitkit.data.loading import check_main_guard, error_of_worker
 from vitkit.system import reporting_to
@@ -30,9 +31,10 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
                 os.kill(child, signal.SIGKILL)
 
     recipe = runs.quick(runs.photos(tmp_path / "photos", images=40), workers=1)
-    cure, model = f"workers = 0 in {folder / 'recipe.toml'}", f"best model so far is in {folder}"
-    with refused("training.worker-lost", cure, model), reporting_to(kill):
+    cure, lines = f"workers = 0 in {folder / 'recipe.toml'}", list[str]()
+    with refused("training.worker-lost", cure), reporting_to(kill), heard(lines.append):
         run.train(recipe, folder)
+    assert f"the best model so far is in {folder}" in lines
     text = (folder / "recipe.toml").read_text()
     (folder / "recipe.toml").write_text(text.replace("workers = 1", "workers = 0"))
     run.resume(folder)

@@ -329,24 +329,28 @@ def report_lost_workers_once() -> None:
         signal.signal(signal.SIGCHLD, ReportOnce(handler))
 
 
-def is_worker_lost(error: BaseException) -> bool:
-    """Return whether an error means that a worker process was killed, or had too little shared memory."""
-    if isinstance(error, (ConnectionError, EOFError)):  # the connection broke while PyTorch was reading
-        return True
-    # PyTorch raises a plain RuntimeError, which only its message tells from others.
-    phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
-    return "DataLoader worker" in str(error) and any(phrase in str(error) for phrase in phrases)
+@contextmanager
+def explain_worker_errors(workers: int, advice: str) -> Iterator[None]:
+    """Raise the VitkitError of a worker process as such, and one with advice if a worker process was killed.
 
-
-def error_of_worker(error: BaseException) -> VitkitError | None:
-    """Return the VitkitError that a worker process raised, without its traceback; None if `error` is another error.
-
-    PyTorch passes on such an error with the traceback in its message, and sometimes as a RuntimeError.
+    PyTorch passes on both with a traceback or a plain message, often as a RuntimeError. `advice` says how to do without
+    worker processes, of which there are `workers`.
     """
-    _, prefix, message = str(error).rpartition("VitkitError: ")
-    if not prefix or "in DataLoader worker process" not in first_line(error):
-        return None
-    return VitkitError("data.worker-failed", message.strip())
+    try:
+        yield
+    except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
+        if not workers:
+            raise
+        _, prefix, message = str(error).rpartition("VitkitError: ")
+        if prefix and "in DataLoader worker process" in first_line(error):
+            raise VitkitError("data.worker-failed", message.strip()) from error
+        is_lost = isinstance(error, (ConnectionError, EOFError))  # the connection broke while PyTorch was reading
+        phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
+        if not is_lost and not ("DataLoader worker" in str(error) and any(phrase in str(error) for phrase in phrases)):
+            raise
+        reason = f"memory, or /dev/shm, is too small for --workers {workers}"
+        message = f"a process that prepares images ended: {reason}; {advice}"
+        raise VitkitError("training.worker-lost", message) from error
 
 
 def check_main_guard() -> None:
@@ -365,10 +369,6 @@ def check_main_guard() -> None:
                 f'{script}: put the call into `if __name__ == "__main__":`, because each process that prepares images '
                 "imports the script; or set workers to 0",
             )
-
-
-def lost_worker_message(workers: int) -> str:
-    return f"a process that prepares images ended: memory, or /dev/shm, is too small for --workers {workers}"
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from vitkit.evaluation.intervals import Units, accuracy_bounds, mean_interval
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.system.files import empty_array
 
-Outcomes = Mapping[str, npt.NDArray[np.float32] | str]  # by path: a row of `Classifier.assess`, or why there is none
+Outcomes = Mapping[str, npt.NDArray[np.float32] | str]  # by path: a row of `Classifier.assessing`, or why there is none
 
 
 def evaluate(
@@ -37,7 +37,7 @@ def evaluate(
     """Run the classifier on every image of a split of the table, or of `all`. Classes are matched by name.
 
     `progress` is called with the number of images done and the total. If `outcomes` has, by path, the result of
-    `Classifier.assess` for each image or the reason why there is none, the classifier is not run.
+    `Classifier.assessing` for each image or the reason why there is none, the classifier is not run.
 
     Raises:
         VitkitError: the split does not exist or has no readable image; an image has a class that the classifier does

@@ -27,7 +27,6 @@ CLASS_INDICES = "class_indices.json"  # many training scripts write it next to t
 LOG = "log.txt"
 METRICS = "metrics.csv"
 LAST = Path("checkpoints", "last.ckpt")  # the checkpoint from which the run resumes
-BEFORE = Path("checkpoints", "before.ckpt")  # the previous checkpoint, in case `LAST` is damaged
 BOARD = "tensorboard"  # a folder, like all entries of `LOGGED`
 LOGGED = (BOARD, "csv", "wandb")
 LOGGER_RUNS = "loggers.json"  # the ids of the run at logging services

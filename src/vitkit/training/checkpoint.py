@@ -10,12 +10,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import math
-import os
 import shutil
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +30,7 @@ from vitkit.model.build import Model, build_with_weights, stored_weights
 from vitkit.model.names import Config
 from vitkit.system.files import from_json, replacing, to_json
 from vitkit.system.progress import Say
-from vitkit.system.run_files import BEFORE, FILLER, LAST, METRICS
+from vitkit.system.run_files import FILLER, LAST, METRICS
 from vitkit.training.adapters import merge_low_rank
 from vitkit.training.distributed import ALONE, ProcessGroup, full_state, is_sharded, set_full_state
 from vitkit.training.finalize import correction_of, with_correction
@@ -271,38 +269,16 @@ def identity(
     }
 
 
-class DamagedError(VitkitError):
-    """A checkpoint file is incomplete, or its content was changed."""
-
-
 def has_state(folder: Path) -> bool:
     """Return whether a run's folder contains a checkpoint."""
-    return any((folder / name).is_file() for name in (LAST, BEFORE))
-
-
-def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], Path]:
-    """Read the newest undamaged checkpoint of a run that has one (`has_state`), and return its state and its path."""
-    last, before = folder / LAST, folder / BEFORE
-    errors: list[DamagedError] = []
-    for path in filter(Path.is_file, (last, before)):
-        try:
-            state = read(path, identity)
-        except DamagedError as error:
-            errors.append(error)
-            continue
-        if path == before:
-            problem = "damaged" if errors else "missing"
-            say(f"{last} is {problem}: continuing from the checkpoint before it, {before}")
-        return state, path
-    raise errors[0]
+    return (folder / LAST).is_file()
 
 
 def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Read a training state from a checkpoint file.
 
     Raises:
-        DamagedError: the file is damaged.
-        VitkitError: the file belongs to a run with another identity.
+        VitkitError: the file is damaged, or belongs to a run with another identity.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -316,10 +292,9 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
             raise
         message = f"{path} is damaged; delete it to restart the training of this run"
-        raise DamagedError("training.checkpoint-damaged", message) from error
+        raise VitkitError("training.checkpoint-damaged", message) from error
     if changed:
-        hidden = len(changed) - _MAX_DIFFERENCES
-        differences = "; ".join([*changed[:_MAX_DIFFERENCES], *([f"and {hidden} more"] if hidden > 0 else [])])
+        differences = "; ".join(changed[:_MAX_DIFFERENCES])
         raise VitkitError(
             "training.checkpoint-differs",
             f"{path} belongs to another run, or the recipe was changed since: it has {differences};"
@@ -329,34 +304,16 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
-    """Write the state of a training atomically. The previous file is kept as `before.ckpt`."""
+    """Write the state of a training atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(path) as temporary:
-            with temporary.open("wb") as file:  # given a path, torch would not report the cause of an error
-                torch.save(dict(state), file)
-            if path.is_file():
-                try:
-                    with replacing(path.with_name(BEFORE.name)) as before:
-                        os.link(path, before)
-                except OSError:  # the file system has no hard links
-                    path.replace(path.with_name(BEFORE.name))
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            torch.save(dict(state), file)  # given a path, torch would not report the cause of an error
     except (OSError, RuntimeError) as error:
         cause = error if isinstance(error, OSError) else error.__context__  # torch replaces it by a RuntimeError
         if not isinstance(cause, OSError):
             raise
         raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from error
-
-
-def _copy_to_cpu(value: Any) -> Any:
-    # Copy nested dictionaries, lists and tuples, and copy their tensors to the CPU.
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: _copy_to_cpu(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copy_to_cpu(item) for item in value)
-    return value
 
 
 class RunWriter:
@@ -399,7 +356,6 @@ class RunWriter:
         self.is_zero_shot_best = False  # whether that is the zero-shot model
         self.is_finished = False
         self.limits = [recipe.time, recipe.patience]
-        self._writing: Future[None] | None = None  # the checkpoint that a thread writes
         self._save_interval = parse_duration(recipe.save_every or SAVE_EVERY)
         self._saved_at = time.monotonic()
 
@@ -421,51 +377,25 @@ class RunWriter:
 
     def on_step_end(self, state: TrainingState) -> None:
         """Request a checkpoint if the last one is older than `save_every`."""
-        if self.team.is_main and (self._writing is None or self._writing.done()):
-            self._finish_writing()
+        if self.team.is_main:
             state.should_save |= time.monotonic() - self._saved_at >= self._save_interval
 
     def on_save(self, state: TrainingState) -> None:
-        """Copy the state within the epoch, and write it in a thread while the training continues.
-
-        The thread communicates with no other process (docs/decisions/0040-a-place-in-the-epoch.md).
-        """
-        self._saved_at = time.monotonic()
-        content = self._content(state, within_epoch=True)
-        if self.team.is_main:
-            self._finish_writing()
-            content |= {name: _copy_to_cpu(content[name]) for name in ("model", "optimizer", "average")}
-            executor = ThreadPoolExecutor(1, "checkpoint")
-            self._writing = executor.submit(save, content, self.folder / LAST)
-            executor.shutdown(wait=False)  # the thread ends with its work
-
-    def on_trained(self, state: TrainingState) -> None:
-        """Wait for the thread, because the validation may start processes or replace the weights."""
-        self._finish_writing()
+        """Write a checkpoint within the epoch."""
+        self._write_checkpoint(state, within_epoch=True)
 
     def on_interrupt(self, state: TrainingState) -> None:
         """Write a checkpoint before a signal ends the training."""
-        self._finish_writing()
         if not state.batch:  # the checkpoint of the previous epoch suffices
             return
-        content = self._content(state, within_epoch=True)
-        if self.team.is_main:
-            save(content, self.folder / LAST)
+        self._write_checkpoint(state, within_epoch=True)
         self.say(f"saved after step {state.step}, batch {state.batch} of epoch {state.epoch + 1}")
 
-    def _finish_writing(self) -> None:
-        # Wait until the checkpoint that is being written, if any, is complete. Raise the error if there was one.
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
-
-    def close(self) -> None:
-        """Wait until the thread that writes a checkpoint has ended. Its error is not raised."""
-        if self._writing is not None:
-            wait([self._writing])
-
-    def _content(self, state: TrainingState, *, within_epoch: bool = False) -> dict[str, Any]:
-        return {"run": self.identity, "writer": self.state_dict(), **state.state_dict(within_epoch=within_epoch)}
+    def _write_checkpoint(self, state: TrainingState, *, within_epoch: bool = False) -> None:
+        content = state.state_dict(within_epoch=within_epoch)  # all processes take part in it
+        if self.team.is_main:
+            save({"run": self.identity, "writer": self.state_dict(), **content}, self.folder / LAST)
+        self._saved_at = time.monotonic()
 
     def save_zero_shot(self, state: TrainingState) -> None:
         """Record the figures of the zero-shot model, which is epoch 0 in the log, and epoch -1 in metrics.csv.
@@ -509,10 +439,7 @@ class RunWriter:
         is_stale = recipe.patience is not None and epoch - self.best_epoch >= recipe.patience
         state.should_stop |= state.clock.is_expired or is_stale  # the validation may have used up the time
         self.is_finished = state.should_stop
-        content = self._content(state)
-        if self.team.is_main:
-            save(content, self.folder / LAST)
-        self._saved_at = time.monotonic()
+        self._write_checkpoint(state)
         names = ("train_loss", "val_loss", "val_acc", "val_map")
         shown = [f"{name} {state.metrics[name]:.4f}" for name in names if name in state.metrics]
         line = [f"epoch {epoch + 1:>3}/{recipe.epochs}", *shown, f"lr {state.metrics['lr']:.2e}"]

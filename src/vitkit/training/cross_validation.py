@@ -11,7 +11,6 @@ its penalty and calibrates it (`probe`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -134,18 +133,6 @@ def _figures(
     `trained` contains the folds that were trained just now, and `results` the content of each fold's evaluation.json. A
     head on frozen features is not calibrated on the folds, so no predictions are written for it.
     """
-    is_probe = run.recipe.method == "probe"
-    if not trained and (is_probe or run.out_of_fold is not None):
-        # All folds were finished earlier, so their figures are in folds.json. If it is damaged, it is computed again.
-        with suppress(OSError, VitkitError, KeyError, TypeError):
-            rows = read_figures(run.folder / FOLDS)
-            names = [name for name in rows if name not in ("folds", "final")]
-            if names:
-                figures = {}
-                for name in names:
-                    bounds = rows[name]["interval_95"]
-                    figures[name] = FoldFigure(rows[name]["mean"], bounds and tuple(bounds))  # null if unknown
-                return figures
     tested = {}
     for folder, numbers in zip(folders, results, strict=True):
         if folder in trained:
@@ -162,7 +149,7 @@ def _figures(
         if evaluation is not None:
             tested[folder] = evaluation
     evaluations = list(tested.values())
-    if not is_probe and tested:
+    if run.recipe.method != "probe" and tested:
         run.out_of_fold = OutOfFold.of_folds(evaluations, list(tested), load(folders[0]).model)
         run.out_of_fold.write(run.folder)
     return figures_of_folds(evaluations)

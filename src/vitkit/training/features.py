@@ -6,7 +6,6 @@ class token. They choose the method, fit the head, reveal label errors, and test
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -15,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitkit.data.loading import EvaluationImages, check_main_guard, error_of_worker, is_worker_lost, lost_worker_message
+from vitkit.data.loading import EvaluationImages, check_main_guard, explain_worker_errors, quiet_workers
 from vitkit.data.picture_store import PictureStore
 from vitkit.data.table import ImageTable
-from vitkit.errors import VitkitError
 from vitkit.model.build import Model
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config
@@ -112,14 +110,7 @@ def compute_features(
 def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     if workers:
         check_main_guard()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
+    with explain_worker_errors(workers, "use --workers 0"):
+        with quiet_workers():
             batches = iter(DataLoader(images, recipe.batch_size, num_workers=workers))
         yield from batches
-    except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
-        if (original := error_of_worker(error)) is not None:
-            raise original from error
-        if isinstance(error, VitkitError) or not is_worker_lost(error):
-            raise
-        raise VitkitError("training.worker-lost", f"{lost_worker_message(workers)}; use --workers 0") from error

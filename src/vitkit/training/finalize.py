@@ -38,7 +38,7 @@ from vitkit.inference.trust import MAX_IMAGES, HeldOut, RecordedTests, Trust
 from vitkit.inference.unknown import Unknown
 from vitkit.model.build import Model
 from vitkit.model_folder import read_description
-from vitkit.system.files import read_bytes, write_bytes
+from vitkit.system.files import write_bytes
 from vitkit.system.run_files import OUT_OF_FOLD
 
 Balance = Literal["loss", "sampler", "none"]
@@ -371,26 +371,18 @@ class OutOfFold:
         Raises:
             VitkitError: the file is damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
+        from safetensors import SafetensorError, safe_open
 
         file = folder / OUT_OF_FOLD
         if not file.is_file():
             return None
-        data = read_bytes(file)
         try:
-            arrays: dict[str, Any] = load(data)
-            length = int.from_bytes(data[:8], "little")  # of the header of a safetensors file
-            metadata = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_METADATA_KEY])
-            classes, paths, folds = tuple(metadata["classes"]), tuple(metadata["paths"]), int(metadata["folds"])
-            n, K = len(paths), len(classes)
-            shapes = {"logits": (n, K), "tested": (n, K), "fold": (n,), "temperatures": (folds,)}
-            shapes["labels"] = (n, *arrays["labels"].shape[1:])  # (n,) or (n, K)
-            for name, array in arrays.items():
-                if array.shape != shapes[name]:
-                    raise ValueError(f"{name} must have the shape {shapes[name]}, not {array.shape}")
+            with safe_open(file, "numpy") as stored:
+                metadata = json.loads(stored.metadata()[_METADATA_KEY])
+                names = stored.keys()  # a file cannot be iterated
+                arrays: dict[str, Any] = {name: stored.get_tensor(name) for name in names}
             arrays |= {name: arrays[name].astype(np.int64) for name in ("labels", "fold")}
-            return cls(classes, paths, folds=folds, **arrays)
-        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+            return cls(tuple(metadata["classes"]), tuple(metadata["paths"]), folds=metadata["folds"], **arrays)
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
             message = f"{file} is damaged: {error}; delete it to compute it again with --resume"
             raise VitkitError("training.predictions-damaged", message) from error

@@ -24,9 +24,7 @@ from vitkit.data.augment import Augment
 from vitkit.data.loading import (
     BatchedImages,
     ImageData,
-    error_of_worker,
-    is_worker_lost,
-    lost_worker_message,
+    explain_worker_errors,
     mix_seeds,
     quiet_workers,
 )
@@ -39,10 +37,10 @@ from vitkit.reporting import plots
 from vitkit.system.files import write_text
 from vitkit.system.processes import Deferral
 from vitkit.system.progress import ignore, progress
-from vitkit.system.run_files import BEFORE, LAST, RECIPE
+from vitkit.system.run_files import LAST, RECIPE
 from vitkit.text.cells import plural
 from vitkit.training.adapters import add_low_rank, count_parameters, drop_patches, freeze_backbone
-from vitkit.training.checkpoint import RunWriter, TrainableModel, TrainingState, has_state, identity, read_newest
+from vitkit.training.checkpoint import RunWriter, TrainableModel, TrainingState, has_state, identity, read
 from vitkit.training.distributed import fabric_of, shard_model
 from vitkit.training.finalize import (
     class_weights,
@@ -196,7 +194,7 @@ def run_training(
     network: TrainableModel | None = None,
     callbacks: Sequence[Any] = (),
 ) -> Classifier:
-    """Run the training loop, from the newest checkpoint if there is one, and return the model that the recipe keeps.
+    """Run the training loop, from the checkpoint if there is one, and return the model that the recipe keeps.
 
     `network` is the module that is trained, by default the model of the classifier that is saved. `seconds_before` is
     the time before the first step, which counts towards the time budget. `settings` is the identity of the run
@@ -217,7 +215,7 @@ def run_training(
     state = TrainingState(network, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
     state.clock.spent = state.clock.before_first_step = seconds_before
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, settings, run.metrics)
-    if has_state(run.folder) and _load_newest(run, state, writer):
+    if has_state(run.folder) and _load_checkpoint(run, state, writer):
         run.say("the run had finished training")
         return writer.saved_classifier() if team.is_main else classifier
     stop = Deferral(echo=2.0 if team.size > 1 else 0.0)  # a launcher repeats a signal for each of its processes
@@ -232,14 +230,14 @@ def run_training(
         loop.compile_steps()
     if recipe.head_from == "names" and data.has_val:
         loop.callbacks.insert(0, _EvaluateStart(loop.validate, writer))
-    status = "failed"
+    status, advice = "failed", f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume"
+    explaining = explain_worker_errors(data.workers, advice)
     try:
-        with _reporting_saved_model(run, state, writer, data.workers), stop, quiet_workers():
+        with _reporting_saved_model(run, state, writer), explaining, stop, quiet_workers():
             loop.fit()
             stop.received = max(team.gather(stop.received or 0)) or None  # a signal to one process stops all
         status = "success"
     finally:
-        writer.close()
         data.close()
         curves.close(status)
     if not writer.has_saved_model:
@@ -274,7 +272,7 @@ class _EndAfter:
 
 
 @contextmanager
-def _reporting_saved_model(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
+def _reporting_saved_model(run: Run, state: TrainingState, writer: RunWriter) -> Iterator[None]:
     """If the training in this context ends early, report which model is in the run folder.
 
     If a signal ends the training before a model was saved, the unfinished model is saved here.
@@ -287,34 +285,22 @@ def _reporting_saved_model(run: Run, state: TrainingState, writer: RunWriter, wo
         model = "best model so far" if writer.has_saved_model else "unfinished model"
         run.say(f"stopped; the {model} is in {run.folder}")
         raise
-    except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
-        original = error_of_worker(error)
-        saved = f"the best model so far is in {run.folder}" if writer.has_saved_model else ""
-        if original is not None or isinstance(error, VitkitError):
-            if saved:
-                run.say(saved)
-            if original is None:
-                raise
-            raise original from error
-        if not workers or not is_worker_lost(error):
-            raise
-        advice = f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume"
-        message = "; ".join(filter(None, (lost_worker_message(workers), advice, saved)))
-        raise VitkitError("training.worker-lost", message) from error
+    except VitkitError:
+        if writer.has_saved_model:
+            run.say(f"the best model so far is in {run.folder}")
+        raise
 
 
-def _load_newest(run: Run, state: TrainingState, writer: RunWriter) -> bool:
-    """Load the newest undamaged checkpoint of a run, and return whether the run had finished its training."""
-    stored, path = read_newest(run.folder, writer.identity, run.say)
+def _load_checkpoint(run: Run, state: TrainingState, writer: RunWriter) -> bool:
+    """Load the checkpoint of a run, and return whether the run had finished its training."""
+    path = run.folder / LAST
+    stored = read(path, writer.identity)
     try:
         state.load_state_dict(stored)
         writer.load_state_dict(stored["writer"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         message = f"{path} is damaged; delete it to train this run from its beginning"
         raise VitkitError("training.checkpoint-damaged", message) from error
-    run.team.gather(None)  # wait until all processes have read the file
-    if run.team.is_main and path.name == BEFORE.name:
-        path.replace(run.folder / LAST)
     return writer.is_finished
 
 

@@ -36,7 +36,6 @@ from vitkit.training.defaults import weights_of
 from vitkit.training.recipe import Recipe
 from vitkit.weights import inspect
 
-_MAX_RUNS = 10
 _EFFECTS = {"test": "inflates results; a second figure leaves them out", "val": "biases the selection"}
 
 
@@ -269,32 +268,26 @@ def _split_findings(images: RunImages, after: ImageTable, kept: Sequence[str | N
 
 
 def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str | None:
-    """Return a note if this run trains on images that were test images of earlier runs, else None.
+    """Return a note if this run trains on test images of the latest run in the parent folder of `out`, else None.
 
-    Only the latest runs in the parent folder of `out` (by default, `runs`) are considered, at most `_MAX_RUNS`.
+    By default, the parent folder is `runs`.
     """
-    parent = Path("runs") if out is None else Path(out).parent
-    records = sorted(parent.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime, reverse=True)[:_MAX_RUNS]
-    if not records:
+    parent, own = (Path("runs"), None) if out is None else (Path(out).parent, Path(out).resolve())
+    earlier = [path for path in parent.glob(f"*/{RECORD}") if path.parent.resolve() != own]
+    if not earlier:
+        return None
+    record = max(earlier, key=lambda path: path.stat().st_mtime)
+    try:
+        roles = PictureRecord.from_bytes(read_bytes(record), record).role_of()
+    except (VitkitError, OSError):  # this run does not need it
         return None
     table, digests = split_images.images.table, split_images.images.facts.column("digest")
     trained = {digest[:DIGEST] for digest, split in zip(digests, table.splits, strict=True) if split == "train"}
-    shared = []
-    for record in records:
-        if out is not None and record.parent.resolve() == Path(out).resolve():
-            continue
-        try:
-            roles = PictureRecord.from_bytes(read_bytes(record), record).role_of()
-        except (VitkitError, OSError):
-            continue
-        tests = {digest for digest, role in roles.items() if role == "test"}
-        if common := len(tests & trained):
-            shared.append((record.parent, common, len(tests)))
-    if not shared:
+    tests = {digest for digest, role in roles.items() if role == "test"}
+    if not tests & trained:
         return None
-    run, common, test_count = shared[0]
-    more = f", and of {len(shared) - 1} more runs there" if len(shared) > 1 else ""
+    run = record.parent
     return (
-        f"note: the split is new and trains on {common} of the {test_count} test images of {run}{more}, so their "
-        f"figures are for different images; --split-from {run} keeps its split"
+        f"note: the split is new and trains on {len(tests & trained)} of the {len(tests)} test images of {run}, so "
+        f"their figures are for different images; --split-from {run} keeps its split"
     )

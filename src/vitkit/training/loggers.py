@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.system.files import from_json, write_json
+from vitkit.system.files import read_json, write_json
 from vitkit.system.progress import Say
 from vitkit.system.run_files import BOARD, LOGGER_RUNS
 from vitkit.training.checkpoint import TrainingState
@@ -127,10 +127,8 @@ def _csv(folder: Path, epoch: int) -> Logger:
 
 def _saved_id(folder: Path, logger: str, epoch: int) -> str | None:
     # The identifier of a resumed run in a logging service. If it is None, the service starts another run.
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        if epoch > 0:
-            return str(from_json((folder / LOGGER_RUNS).read_text(encoding="utf-8"))[logger])
-    return None
+    file = folder / LOGGER_RUNS
+    return read_json(file).get(logger) if epoch > 0 and file.is_file() else None
 
 
 class _WandB:

@@ -36,7 +36,6 @@ from vitkit.training.distributed import ALONE, GradientSums, ProcessGroup
 from vitkit.training.losses import EpochSums, TrainingObjective
 from vitkit.training.optim import set_learning_rate, swa_start
 from vitkit.training.stability import FiniteCheck, RunningStatistics, ValidationOutcome, optimizer_in_memory
-from vitkit.training.start import free_shared_memory
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -126,7 +125,6 @@ class TimedBatches:
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches, self._began, self._waited = batches, time.perf_counter(), 0.0
-        self.max_bytes = 0  # of the images of a batch
 
     def __iter__(self) -> TimedBatches:
         return self
@@ -135,7 +133,6 @@ class TimedBatches:
         began = time.perf_counter()
         batch = next(self._batches)
         self._waited += time.perf_counter() - began
-        self.max_bytes = max(self.max_bytes, batch[0].nbytes)
         return batch
 
     @property
@@ -145,7 +142,7 @@ class TimedBatches:
 
 
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the methods that a callback may have
-# `checkpoint.RunWriter` also has on_save, on_trained and on_interrupt; `fine_tune.DrawFirstBatch` has draw_first_batch.
+# `checkpoint.RunWriter` also has on_save and on_interrupt; `fine_tune.DrawFirstBatch` has draw_first_batch.
 
 
 class Loop:
@@ -245,11 +242,8 @@ class Loop:
             if should_stop:
                 break
         state.metrics["waiting"] = batches.waiting_fraction
-        # While this epoch is evaluated and saved, workers may already prepare the next one. Each worker, of training
-        # and of validation, then holds two batches in /dev/shm.
-        has_room = 2 * 2 * self.data.workers * batches.max_bytes * self.team.size <= free_shared_memory()
-        if has_room and not state.should_stop and state.epoch + 1 < state.recipe.epochs:
-            self.data.prepare_epoch(state.epoch + 1)
+        if not state.should_stop and state.epoch + 1 < state.recipe.epochs:
+            self.data.prepare_epoch(state.epoch + 1)  # by workers, while this epoch is evaluated and saved
         self.end_epoch()
 
     def between_steps(self) -> bool:
@@ -283,7 +277,6 @@ class Loop:
             state.average.update(state.model)
         state.metrics.update(state.sums.figures(self.team))
         state.is_trained = True
-        self._notify("on_trained")
 
     # --- One step ---------------------------------------------------------------------------------
 

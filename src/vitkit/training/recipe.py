@@ -27,8 +27,6 @@ from vitkit.system.files import public_path
 from vitkit.text.arguments import Between, Options, alternatives, as_typed, from_text, hints_of, type_of
 
 SAVE_EVERY = "10m"  # the default of `save_every`
-# Fields of earlier versions, with the values that had no effect; the recipe of each earlier run has them.
-_RETIRED = (("views", 0), ("wise_ft", False))
 BY_METHOD = "by method"  # marks fields whose default depends on the method (training/defaults.py)
 
 
@@ -358,7 +356,7 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
             message = f"no such recipe: {source} (a TOML file, or one of: {', '.join(sorted(bundled()))})"
             raise VitkitError("training.recipe-unknown", message)
         with prefix_errors(str(source)):
-            return cls.of({k: value for k, value in fields.items() if (k, value) not in _RETIRED}, str(source))
+            return cls.of(fields, str(source))
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], source: str = "") -> Self:

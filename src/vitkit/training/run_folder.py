@@ -20,7 +20,7 @@ from vitkit.model_folder import WEIGHTS
 from vitkit.reporting.plots import save_figure
 from vitkit.system.files import exclusive_in, is_empty, open_regular, unfinished, write_text
 from vitkit.system.logger import log
-from vitkit.system.run_files import BEFORE, FILES, LAST, LOG, LOGGED, METRICS, PICTURES, RECIPE, REQUEST, folds_in
+from vitkit.system.run_files import FILES, LAST, LOG, LOGGED, METRICS, PICTURES, RECIPE, REQUEST, folds_in
 from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.request import NO_HOOKS, Hooks
 
@@ -235,7 +235,7 @@ def reporting(run: Run) -> Iterator[None]:
 
 def discard_if_empty(folder: Path) -> None:
     """Remove the files of a run, unless it has saved a model or a checkpoint."""
-    saved = [member / name for member in (folder, *folds_in(folder)) for name in (WEIGHTS, LAST, BEFORE)]
+    saved = [member / name for member in (folder, *folds_in(folder)) for name in (WEIGHTS, LAST)]
     if not any(path.exists() for path in saved):
         remove_run_files(folder)
 
@@ -257,7 +257,7 @@ def remove_temporary_files(folder: Path) -> None:
     """Remove the temporary files that a killed process left in a run. Other temporary files are kept."""
     for subfolder in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
         for name, path in unfinished(subfolder):
-            if name in (*_FILES_OF_RUN, LAST.name, BEFORE.name) and path.is_file():
+            if name in (*_FILES_OF_RUN, LAST.name) and path.is_file():
                 path.unlink()
     for fold in folds_in(folder):
         remove_temporary_files(fold)

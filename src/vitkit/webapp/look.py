@@ -135,7 +135,7 @@ class Models:
         from vitkit.inference import compute_batch
 
         classifier = self._open(run)
-        ((_, row),) = compute_batch(["the picture"], [_pixels(classifier, content)], classifier.assess)
+        ((_, row),) = compute_batch(["the picture"], [_pixels(classifier, content)], classifier.assessing())
         prediction = classifier.prediction(run, row)
         if prediction.error is not None:
             raise VitkitError("webapp.photograph-unreadable", prediction.error)
