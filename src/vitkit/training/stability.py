@@ -7,7 +7,7 @@
   last good epoch, and the training continues with a lower learning rate.
 
 `Pieces` divides a batch that does not fit into memory into parts, whose gradients have the same sum.
-`RunningStatistics` keeps skipped steps and passes that run out of memory out of the statistics of batch norms.
+`RunningStatistics` keeps skipped steps out of the statistics of batch norms.
 """
 
 from __future__ import annotations
@@ -310,10 +310,6 @@ class SafePoint:
         self.weights = state or {}
 
 
-class TooLittleMemory(VitkitError):  # noqa: N818  # it says what is wrong
-    """A step of the training does not fit into memory, not even in small pieces."""
-
-
 class Pieces:
     """The division of batches into pieces that fit into memory. When memory runs out, the pieces become half as large.
 
@@ -327,7 +323,8 @@ class Pieces:
     def run(self, images: int, compute: Callable[[slice], None]) -> None:
         """Call `compute` with slices that divide a batch, or with the whole batch if memory allows.
 
-        If `compute` runs out of memory, it must have no effect, because it is called again with a smaller slice.
+        If `compute` runs out of memory, it must not have changed the gradients, because it is called again with a
+        smaller slice.
         """
         done = 0
         while done < images:
@@ -341,7 +338,7 @@ class Pieces:
                     raise
             # This is not in the handler, because the error refers to tensors, whose memory is to be freed.
             if self._is_sharded:
-                raise TooLittleMemory(
+                raise VitkitError(
                     "training.memory-short",
                     "out of memory: with --strategy fsdp, lower --batch-size (--grad-accum keeps the images of a step)",
                 )
@@ -349,7 +346,7 @@ class Pieces:
                 torch.cuda.empty_cache()
             if size == 1:
                 message = "memory is too small to train on one image at a time: use a smaller --model or --image-size"
-                raise TooLittleMemory("training.memory-short", message)
+                raise VitkitError("training.memory-short", message)
             self.size = (size + 1) // 2
             self._say(
                 f"out of memory: computing {self.size} images at a time from now on; each step still uses all {images}"
@@ -364,7 +361,7 @@ def optimizer_in_memory() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if is_memory_short(error):
             message = "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
-            raise TooLittleMemory("training.memory-short", message) from error
+            raise VitkitError("training.memory-short", message) from error
         raise
 
 
@@ -441,21 +438,13 @@ class RunningStatistics:
                 buffer.copy_(torch.lerp(old[id(buffer)], buffer, factor.to(buffer)))
 
     @contextmanager
-    def attempt(self, images: int) -> Iterator[None]:
-        """Restore the statistics if an exception interrupts the forward and backward pass in this context.
-
-        If the piece has a single image, which has no variance, it is normalised by the running statistics.
-        """
-        before = [buffer.clone() for buffer in self._buffers]
+    def normalising(self, images: int) -> Iterator[None]:
+        """In this context, normalise a piece with a single image, which has no variance, by the running statistics."""
         switched = [norm for norm in self._norms if norm.training] if images == 1 else []
         for norm in switched:
             norm.eval()
         try:
             yield
-        except BaseException:
-            for buffer, old in zip(self._buffers, before, strict=True):
-                buffer.copy_(old)
-            raise
         finally:
             for norm in switched:
                 norm.train()
