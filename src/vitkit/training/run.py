@@ -20,7 +20,7 @@ from vitkit.training.inputs import Inputs
 from vitkit.training.loggers import check_hooks
 from vitkit.training.recipe import Recipe
 from vitkit.training.request import NO_HOOKS, Hooks, load_run_recipe
-from vitkit.training.run_folder import Run, check_free, discard_if_empty, lock_run, reporting
+from vitkit.training.run_folder import Run, check_free, discard_if_empty, lock_run
 from vitkit.training.stages.calibrate import calibrate
 from vitkit.training.stages.evaluate import evaluate
 from vitkit.training.stages.examine import examine_images
@@ -166,8 +166,7 @@ def _pass_through(run: Run, stages: Stages, prepare: Callable[[], None], *, is_n
             if stages.read_inputs is not None and not hasattr(run, "inputs"):
                 run.inputs = stages.read_inputs(folder)
             stages.fit(run)
-            with reporting(run):
-                run.team.broadcast_from_main(lambda: [stage(run) for stage in stages.conclude])
+            run.team.broadcast_from_main(lambda: [stage(run) for stage in stages.conclude])
         except Interrupted:
             if not any(folder.rglob(WEIGHTS)):
                 run.say("stopped before there was a model")
