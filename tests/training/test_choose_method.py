@@ -36,7 +36,7 @@ def fields(data: Path, start: Path, **more: Any) -> dict[str, Any]:
 
 
 def resolved(data: Path, start: Path, source: str = "", **more: Any) -> Any:
-    return prepared(Recipe.of(fields(data, start, **more), source), (), chooses_method=True)
+    return runs.chosen(Recipe.of(fields(data, start, **more), source))
 
 
 def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, start: Path, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, start:
     assert (folder / "evaluation.json").is_file() and not (folder / "checkpoints").exists()
     assert json.loads((folder / "request.json").read_text()).keys() == {"data", "weights", "workers", "precision"}
     assert resolved(easy, folder).recipe.method == "full", "weights that know the photographs are not asked"
-    full = prepared(Recipe(**fields(easy, start, method="full")), ()).parts[0].images.table
+    full = prepared(Recipe(**fields(easy, start, method="full"))).parts[0].images.table
     table = split_from_file(folder / "split.json")
     assert set(table.of_split("test").paths) == set(full.of_split("test").paths) != set()
     assert "val" not in table.splits
@@ -56,7 +56,7 @@ def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, start:
 
 def test_shuffled_labels_are_predicted_by_chance_so_that_the_head_does_not(hard: Path, start: Path) -> None:
     assert resolved(hard, start).recipe.method == "full"
-    full = prepared(Recipe(**fields(hard, start, method="full")), ())
+    full = prepared(Recipe(**fields(hard, start, method="full")))
     part = full.parts[0].images
     _, interval, images = selection.probe_accuracy(
         FeatureStore(full.recipe, full.blueprint.weights), part.table, part.groups

@@ -33,7 +33,6 @@ from vitkit.training import (
     cross_validate_head,
     folds_of,
     nested_cross_validation,
-    prepared,
     probe,
     resume,
 )
@@ -279,13 +278,13 @@ def fields(**more: Any) -> dict[str, Any]:
 def test_a_head_is_also_what_is_trained_on_images_that_would_have_been_set_aside(tmp_path: Path) -> None:
     """50 images of each class are enough to train the whole model, and 35 of them are not."""
     asked = Recipe.of({"data": str(runs.photos(tmp_path / "photos", images=50)), **fields()})
-    chosen = prepared(asked, (), chooses_method=True)
+    chosen = runs.chosen(asked)
     assert (chosen.recipe.method, chosen.recipe.split) == ("probe", (1.0, 0.0, 0.0))
     assert any("about 35 training images per class are too few" in reason for reason in chosen.reasons)
 
 
 def sets_aside(data: Path, **more: Any) -> bool:
-    parts = prepared(Recipe(data=str(data), **fields(**more)), (), chooses_method=True).parts
+    parts = runs.chosen(Recipe(data=str(data), **fields(**more))).parts
     return any({"test", "val"} & set(part.images.table.splits) for part in parts)
 
 

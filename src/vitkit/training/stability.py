@@ -310,6 +310,10 @@ class SafePoint:
         self.weights = state or {}
 
 
+class TooLittleMemory(VitkitError):  # noqa: N818  # it says what is wrong
+    """A step of the training does not fit into memory, not even in small pieces."""
+
+
 class Pieces:
     """The division of batches into pieces that fit into memory. When memory runs out, the pieces become half as large.
 
@@ -338,7 +342,7 @@ class Pieces:
                     raise
             # This is not in the handler, because the error refers to tensors, whose memory is to be freed.
             if self._is_sharded:
-                raise VitkitError(
+                raise TooLittleMemory(
                     "training.memory-short",
                     "out of memory: with --strategy fsdp, lower --batch-size (--grad-accum keeps the images of a step)",
                 )
@@ -346,7 +350,7 @@ class Pieces:
                 torch.cuda.empty_cache()
             if size == 1:
                 message = "memory is too small to train on one image at a time: use a smaller --model or --image-size"
-                raise VitkitError("training.memory-short", message)
+                raise TooLittleMemory("training.memory-short", message)
             self.size = (size + 1) // 2
             self._say(
                 f"out of memory: computing {self.size} images at a time from now on; each step still uses all {images}"
@@ -361,7 +365,7 @@ def optimizer_in_memory() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if is_memory_short(error):
             message = "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
-            raise VitkitError("training.memory-short", message) from error
+            raise TooLittleMemory("training.memory-short", message) from error
         raise
 
 
