@@ -4,7 +4,7 @@ import csv
 import inspect
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -169,9 +169,9 @@ def folded(data: Path | None = None, **fields: Any) -> Recipe:
     return quick(data or shared_few(), **{"epochs": 2, "batch_size": 4, "folds": 3, **fields})
 
 
-def chosen(request: Recipe) -> Run:
+def chosen(request: Recipe, earlier_runs: Sequence[Path] = ()) -> Run:
     """What a training decides before it trains, also by a head that is tried."""
-    run = Run(request, earlier_runs=())
+    run = Run(request, earlier_runs=earlier_runs)
     for stage in PREPARE:
         stage(run)
     return run
