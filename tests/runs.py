@@ -4,7 +4,7 @@ import csv
 import inspect
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from vitkit.data import read_source
 from vitkit.evaluation import evaluate
 from vitkit.evaluation.figures import figures
 from vitkit.system import Progress, reporting_to, silent
-from vitkit.training import Recipe, probe, read_metrics, requested, train
+from vitkit.training import Recipe, Run, probe, read_metrics, requested, train
+from vitkit.training.run import PREPARE
 from vitkit.weights import load
 
 # Half of what a small training takes is the model's layers and bytes.
@@ -166,6 +167,14 @@ def head_on(data: Path | vitkit.Datasets, out: Path, **fields: Any) -> vitkit.Tr
 
 def folded(data: Path | None = None, **fields: Any) -> Recipe:
     return quick(data or shared_few(), **{"epochs": 2, "batch_size": 4, "folds": 3, **fields})
+
+
+def chosen(request: Recipe, earlier_runs: Sequence[Path] = ()) -> Run:
+    """What a training decides before it trains, also by a head that is tried."""
+    run = Run(request, earlier_runs=earlier_runs)
+    for stage in PREPARE:
+        stage(run)
+    return run
 
 
 def shared_folds() -> Path:

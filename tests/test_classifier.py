@@ -68,7 +68,7 @@ def test_a_model_folder_comes_back_to_the_bit_and_can_be_trained_and_saved_again
     assert names(place) == [DESCRIPTION, WEIGHTS]
     text = (place / DESCRIPTION).read_text(encoding="utf-8")
     assert "猫" in text, "people read it"
-    expected = {"format_version": VIT_FORMAT_VERSION, "vitkit_version": vitkit.__version__, "task": "single"}
+    expected = {"format_version": FORMAT_VERSION, "vitkit_version": vitkit.__version__, "task": "single"}
     assert {**json.loads(text), **expected, "classes": list(CLASSES)} == json.loads(text)
 
 

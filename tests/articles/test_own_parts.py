@@ -221,7 +221,6 @@ def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: P
         ({"loss": nn.CrossEntropyLoss}, "training.hook-type"),
         ({"optimizer": lambda groups: None}, "training.optimizer-type"),
         ({"optimizer": lambda groups: torch.optim.SGD(groups[0]["params"], 0.1)}, "training.optimizer-groups"),
-        ({"optimizer": lambda: None}, "training.optimizer-failed"),
     ],
 )
 def test_parts_that_return_others_are_named(photos: Path, tmp_path: Path, part: dict[str, Any], code: str) -> None:

@@ -34,7 +34,6 @@ from vitkit.training import (
     cross_validate_head,
     folds_of,
     nested_cross_validation,
-    prepared,
     probe,
     resume,
 )
@@ -260,7 +259,7 @@ def fields(**more: Any) -> dict[str, Any]:
 
 
 def resolved(data: Path, source: str = "", **more: Any) -> Any:
-    return prepared(Recipe.of(fields(data=str(data), **more), source), (), chooses_method=True)
+    return runs.chosen(Recipe.of(fields(data=str(data), **more), source))
 
 
 def sets_aside(data: Path, **more: Any) -> bool:
@@ -360,7 +359,7 @@ def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, tmp_pa
     assert (folder / "evaluation.json").is_file() and not (folder / "checkpoints").exists()
     assert json.loads((folder / "request.json").read_text()).keys() == {"data", "weights", "workers", "precision"}
     assert resolved(easy, weights=str(folder)).recipe.method == "full", "which know the photographs"
-    full = prepared(Recipe(**fields(data=str(easy), method="full")), ()).parts[0].images.table
+    full = prepared(Recipe(**fields(data=str(easy), method="full"))).parts[0].images.table
     table = split_from_file(folder / "split.json")
     assert set(table.of_split("test").paths) == set(full.of_split("test").paths) != set()
     assert "val" not in table.splits
@@ -368,7 +367,7 @@ def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, tmp_pa
 
 def test_shuffled_labels_are_predicted_by_chance_so_that_the_head_does_not(hard: Path) -> None:
     assert resolved(hard).recipe.method == "full"
-    full = prepared(Recipe(**fields(data=str(hard), method="full")), ())
+    full = prepared(Recipe(**fields(data=str(hard), method="full")))
     part = full.parts[0].images
     _, interval, images = selection.probe_accuracy(
         FeatureStore(full.recipe, full.blueprint.weights), part.table, part.groups

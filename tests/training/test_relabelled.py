@@ -26,7 +26,7 @@ from vitkit.data import (
     split_from_file,
 )
 from vitkit.data.seen import UNLABELLED
-from vitkit.training import Inputs, Recipe, SplitImages, prepared
+from vitkit.training import Inputs, Recipe, SplitImages
 
 
 class Work:
@@ -41,7 +41,7 @@ class Work:
         before = None if split_from is None else str(self.root / "runs" / split_from)
         labels = str(self.labels) if self.labels.exists() else None
         asked = {"data": str(self.photos), "labels": labels, "split_from": before, "split": (0.5, 0.1, 0.4)}
-        settled = prepared(Recipe(**runs.quick_fields(**{**asked, **fields})), [self.root / out])
+        settled = runs.chosen(Recipe(**runs.quick_fields(**{**asked, **fields})), [self.root / out])
         for number, own in enumerate(settled.parts):
             folder = self.root / "runs" / name / (f"fold-{number + 1}" if len(settled.parts) > 1 else "")
             folder.mkdir(parents=True)

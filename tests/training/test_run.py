@@ -22,7 +22,7 @@ from runs import told as train
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, groups_from_file, split_from_file
 from vitkit.errors import VitkitError
-from vitkit.evaluation import at_temperature, evaluate, fit_temperature, grouped
+from vitkit.evaluation import at_temperature, evaluate, fit_temperature, grouped, label_errors
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import intervals
 from vitkit.model import VisionTransformer, config_for
@@ -288,6 +288,26 @@ def test_labels_are_doubted_by_the_weights_a_run_began_from(
     table = split_from_file(folder / "split.json")
     assert torch.equal(seen[0], FeatureStore(recipe).features(table, ""))
     assert not torch.equal(seen[0], FeatureStore(recipe.replace(weights=str(folder))).features(table, ""))
+
+
+def test_a_run_from_random_weights_doubts_labels_of_held_out_images_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(probabilities: np.ndarray, labels: np.ndarray) -> list[label_errors.Disagreement]:
+        """Doubt each label that is not predicted, however few these are."""
+        found = probabilities.argmax(1)
+        wrong = np.flatnonzero(found != labels).tolist()
+        return [label_errors.Disagreement(i, (int(labels[i]),), (int(found[i]),), 0.5, 0.5) for i in wrong]
+
+    monkeypatch.setattr(label_errors, "find_suspects", mistaken)
+    source = runs.photos(tmp_path / "photos", images=20, noise=2000.0)  # nothing to learn: there are mistakes
+    folder, _ = train(runs.quick(source, epochs=1), tmp_path / "run")
+    with (folder / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
+        doubted = [row["path"] for row in csv.DictReader(file)]
+    table, classifier = split_from_file(folder / "split.json"), load(folder)
+    held_out = [evaluate(classifier, table, split) for split in ("val", "test")]
+    assert doubted == [own.paths[i] for own in held_out for i in np.flatnonzero(own.predicted != own.labels)]
+    assert {table.splits[table.paths.index(path)] for path in doubted} == {"val", "test"}
 
 
 def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_the_run(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "rare classes shown more often": {
         "balance": "sampler", "patience": 2, "rand_augment": 6, "random_erasing": 0.5, "precision": "float16",
     },
+    "several classes in a picture": {"cutmix": 1.0, "balance": "loss"},
 }  # fmt: skip
 
 
@@ -42,10 +43,13 @@ def data() -> Path:
     return once("within-photos", lambda place: runs.photos(place, images=18))
 
 
+def recipe_of(data: Path, case: str, **fields: Any) -> Recipe:
+    return runs.quick(runs.shared_overlaid() if "several" in case else data, **CASES[case], **fields)
+
+
 def finished(data: Path, case: str) -> Path:
     """An uninterrupted run of three epochs."""
-    name = f"within-{list(CASES).index(case)}"
-    return once(name, lambda place: run.train(runs.quick(data, **CASES[case]), place))
+    return once(f"within-{list(CASES).index(case)}", lambda place: run.train(recipe_of(data, case), place))
 
 
 def signal_at(epoch: int, steps: int) -> Callable[[str, int, int | None], None]:
@@ -64,11 +68,11 @@ def stored(folder: Path) -> dict[str, Any]:
     return dict(torch.load(folder / LAST, weights_only=True))
 
 
-@pytest.mark.parametrize("case", ["mixed, accumulated, averaged", "rare classes shown more often"])
+@pytest.mark.parametrize("case", [name for name in CASES if name != "averaged by epochs"])
 def test_a_signal_within_an_epoch_saves(data: Path, tmp_path: Path, case: str) -> None:
     folder, lines = tmp_path / "run", list[str]()
     with reporting_to(signal_at(2, 2)), pytest.raises(Interrupted) as caught, heard(lines.append):
-        run.train(runs.quick(data, **CASES[case]), folder)
+        run.train(recipe_of(data, case), folder)
     assert caught.value.signal_number == signal.SIGTERM
     assert lines[-3].startswith("saved after step 8, batch "), lines
     assert stored(folder)["epoch"] == 1
@@ -93,7 +97,7 @@ def test_a_signal_in_the_validation_of_an_epoch_does_not_repeat_its_steps(
 
     monkeypatch.setattr(Loop, "validate", validate)
     with pytest.raises(Interrupted):
-        run.train(runs.quick(data, **CASES[case]), folder)
+        run.train(recipe_of(data, case), folder)
     assert stored(folder)["is_trained"]
     taken: list[int] = []
     monkeypatch.setattr(Loop, "take_step", lambda loop, *_: taken.append(loop.state.step))
@@ -118,7 +122,7 @@ def test_a_killed_run_loses_no_more_than_what_came_after_its_checkpoint(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Loop, "take_step", step)
-        run.train(runs.quick(data, save_every="0.001s", **CASES[case]), folder)
+        run.train(recipe_of(data, case, save_every="0.001s"), folder)
     state = stored(folder)
     assert state["epoch"] == 1 and state["batch"] > 0 and 5 < state["step"] <= 8
     run.resume(folder)

@@ -40,7 +40,7 @@ from vitkit.training.finalize import OutOfFold, ValidationFacts
 from vitkit.training.inputs import Inputs
 from vitkit.training.recipe import Recipe, name_of, without_absolute_paths
 from vitkit.training.request import load_run_recipe
-from vitkit.training.run_folder import ZERO_SHOT, Run, reporting
+from vitkit.training.run_folder import ZERO_SHOT, Run
 from vitkit.training.stages.calibrate import fit_calibration
 from vitkit.training.stages.fit import fit
 from vitkit.training.start import choose_device
@@ -120,8 +120,7 @@ def _train_fold(run: Run, folder: Path, final_stages: Sequence[Callable[[Run], N
     fold.photographs, fold.features = run.photographs, run.features
     fit(fold)
     run.features = fold.features  # those under the initial weights are the same for all folds
-    with reporting(fold):
-        run.team.broadcast_from_main(lambda: [stage(fold) for stage in final_stages])
+    run.team.broadcast_from_main(lambda: [stage(fold) for stage in final_stages])
     return fold
 
 
@@ -197,8 +196,7 @@ def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
             entry["temperature"] = run.classifier.temperature
         return entry | ({"epochs": run.stop_after, "best_epochs": best} if best else {})
 
-    with reporting(run):
-        return run.team.broadcast_from_main(calibrate_final)
+    return run.team.broadcast_from_main(calibrate_final)
 
 
 def median_epochs(best: Sequence[int]) -> int:

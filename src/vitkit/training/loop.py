@@ -292,7 +292,7 @@ class Loop:
         def accumulate_gradients(micro: MicroBatch, piece: slice) -> None:
             size = len(micro.targets[piece])
             training_images = size if micro.training_images else 0  # without placeholders
-            with self._dropout.using(micro.dropout_keys[:, piece]), self._statistics.attempt(size):
+            with self._dropout.using(micro.dropout_keys[:, piece]), self._statistics.normalising(size):
                 loss, hits = self.loss_of(micro.images[piece], micro.targets[piece])  # the forward pass
                 weighted = state.scaler.scale(loss * (training_images / all_images))
                 is_last = micro.is_last and piece.stop >= len(micro.targets)

@@ -67,11 +67,7 @@ def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None
     groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay, recipe.decay_all)
     if make is not None:
         scales = [group["lr_scale"] for group in groups]  # before `make` may change the groups
-        try:
-            optimizer = make(groups)
-        except (TypeError, ValueError) as error:
-            message = f"optimizer cannot be created: {type(error).__name__}: {error}"
-            raise VitkitError("training.optimizer-failed", message) from error
+        optimizer = make(groups)
         if not isinstance(optimizer, torch.optim.Optimizer):
             message = f"optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}"
             raise VitkitError("training.optimizer-type", message)
@@ -139,9 +135,7 @@ class WeightAverage(nn.Module):
         super().__init__()
         self._limit = recipe.ema
         # Running statistics are valid only for the weights with which they were computed, so they are averaged, too.
-        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        update = self._update if recipe.ema or has_statistics else None  # None: torch computes the plain mean
-        self.averaged = AveragedModel(model, multi_avg_fn=update, use_buffers=has_statistics)
+        self.averaged = AveragedModel(model, multi_avg_fn=self._update, use_buffers=True)
         for parameter in self.averaged.parameters():
             parameter.requires_grad = False
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
@@ -282,14 +282,6 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         VitkitError: a field is unknown, of the wrong type, or out of range, or fields contradict one another.
     """
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        "accumulate": "grad_accum",
-        "erase": "random_erasing",
-        "head_start": "lp_ft",
-        "limit": "max_images",
-        "rank": "lora_rank",
-    }
-
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "model_fields", _check_model_fields(self.model_fields))
@@ -349,9 +341,8 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         try:
             text = Path(source).read_text(encoding="utf-8") if Path(source).is_file() else bundled().get(str(source))
             fields = None if text is None else tomllib.loads(text)
-        except (RecursionError, ValueError) as error:
-            cause = "it is nested too deeply" if isinstance(error, RecursionError) else error
-            raise VitkitError("training.recipe-damaged", f"{source} is not valid TOML: {cause}") from error
+        except ValueError as error:
+            raise VitkitError("training.recipe-damaged", f"{source} is not valid TOML: {error}") from error
         if fields is None:
             message = f"no such recipe: {source} (a TOML file, or one of: {', '.join(sorted(bundled()))})"
             raise VitkitError("training.recipe-unknown", message)
@@ -548,9 +539,6 @@ def flatten_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     flat, changes = dict(fields), dict[str, Any]()
     for key in ("model", "model_fields"):
         if isinstance(fields.get(key), Mapping):
-            if not fields[key]:
-                message = f"{key} is empty: set a field in it, or leave it out"
-                raise VitkitError("training.model-field-missing", message)
             for name, value in flat.pop(key).items():
                 _check_not_repeated(name, changes, f"model.{name}")
                 changes[name] = value

@@ -20,7 +20,7 @@ from vitkit.training.inputs import Inputs
 from vitkit.training.loggers import check_hooks
 from vitkit.training.recipe import Recipe
 from vitkit.training.request import NO_HOOKS, Hooks, load_run_recipe
-from vitkit.training.run_folder import Run, check_free, discard_if_empty, lock_run, reporting
+from vitkit.training.run_folder import Run, check_free, discard_if_empty, lock_run
 from vitkit.training.stages.calibrate import calibrate
 from vitkit.training.stages.evaluate import evaluate
 from vitkit.training.stages.examine import examine_images
@@ -49,25 +49,22 @@ class Stages:
     read_inputs: Callable[[Path], Inputs] | None = Inputs.read
 
 
-PREPARE = (open_data, examine_images, split_images, resolve)  # these stages write no files; `resolve` is the last
+PREPARE = (open_data, examine_images, split_images, resolve)  # these stages write no files
 CONCLUDE = (calibrate, evaluate, report)
 TRAINING = Stages((*PREPARE, write_inputs), fit, CONCLUDE)
 FOLDS = Stages((*PREPARE, write_folds), partial(cross_validate, CONCLUDE))  # it concludes the run of each fold
 
 
-def prepared(request: Recipe, earlier_runs: Sequence[Path] = (Path("runs"),), *, chooses_method: bool = False) -> Run:
-    """Complete a requested recipe and divide its images, without training and without writing anything.
+def prepared(request: Recipe) -> Run:
+    """Complete a requested recipe, whose `data` must be set, and divide its images. Nothing is trained or written.
 
-    Args:
-        request: the requested recipe; `data` must be set.
-        earlier_runs: folders that contain earlier runs, whose models may have proposed labels of these images.
-        chooses_method: whether the stage `resolve` may replace the method chosen for `auto`, as in a training.
+    Unlike in a training, no linear probe is tested, which may replace the method that is chosen for `auto`.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on.
     """
-    run = Run(request, earlier_runs=earlier_runs)
-    for stage in PREPARE if chooses_method else PREPARE[:-1]:
+    run = Run(request)
+    for stage in (open_data, examine_images, split_images):
         stage(run)
     return run
 
@@ -166,8 +163,7 @@ def _pass_through(run: Run, stages: Stages, prepare: Callable[[], None], *, is_n
             if stages.read_inputs is not None and not hasattr(run, "inputs"):
                 run.inputs = stages.read_inputs(folder)
             stages.fit(run)
-            with reporting(run):
-                run.team.broadcast_from_main(lambda: [stage(run) for stage in stages.conclude])
+            run.team.broadcast_from_main(lambda: [stage(run) for stage in stages.conclude])
         except Interrupted:
             if not any(folder.rglob(WEIGHTS)):
                 run.say("stopped before there was a model")

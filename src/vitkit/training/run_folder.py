@@ -7,15 +7,15 @@ import io
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit import model_folder
 from vitkit.data.table import ImageTable
-from vitkit.errors import Interrupted, VitkitError
+from vitkit.errors import VitkitError
 from vitkit.model_folder import WEIGHTS
 from vitkit.reporting.plots import save_figure
 from vitkit.system.files import exclusive_in, is_empty, open_regular, unfinished, write_text
@@ -221,16 +221,6 @@ def lock_run(folder: Path, exit_stack: ExitStack) -> None:
                 message = f"{member / name} is a link, but a run appends to it: replace it by the file"
                 raise VitkitError("training.file-is-link", message)
     remove_temporary_files(folder)
-
-
-@contextmanager
-def reporting(run: Run) -> Iterator[None]:
-    """If a signal interrupts this context, print that the model is saved but its report is not finished."""
-    try:
-        yield
-    except Interrupted:
-        run.say(f"stopped; the model is in {run.folder}, but its report is not finished")
-        raise
 
 
 def discard_if_empty(folder: Path) -> None:

@@ -7,7 +7,7 @@
   last good epoch, and the training continues with a lower learning rate.
 
 `Pieces` divides a batch that does not fit into memory into parts, whose gradients have the same sum.
-`RunningStatistics` keeps skipped steps and passes that run out of memory out of the statistics of batch norms.
+`RunningStatistics` keeps skipped steps out of the statistics of batch norms.
 """
 
 from __future__ import annotations
@@ -327,7 +327,8 @@ class Pieces:
     def run(self, images: int, compute: Callable[[slice], None]) -> None:
         """Call `compute` with slices that divide a batch, or with the whole batch if memory allows.
 
-        If `compute` runs out of memory, it must have no effect, because it is called again with a smaller slice.
+        If `compute` runs out of memory, it must not have changed the gradients, because it is called again with a
+        smaller slice.
         """
         done = 0
         while done < images:
@@ -441,21 +442,13 @@ class RunningStatistics:
                 buffer.copy_(torch.lerp(old[id(buffer)], buffer, factor.to(buffer)))
 
     @contextmanager
-    def attempt(self, images: int) -> Iterator[None]:
-        """Restore the statistics if an exception interrupts the forward and backward pass in this context.
-
-        If the piece has a single image, which has no variance, it is normalised by the running statistics.
-        """
-        before = [buffer.clone() for buffer in self._buffers]
+    def normalising(self, images: int) -> Iterator[None]:
+        """In this context, normalise a piece with a single image, which has no variance, by the running statistics."""
         switched = [norm for norm in self._norms if norm.training] if images == 1 else []
         for norm in switched:
             norm.eval()
         try:
             yield
-        except BaseException:
-            for buffer, old in zip(self._buffers, before, strict=True):
-                buffer.copy_(old)
-            raise
         finally:
             for norm in switched:
                 norm.train()

@@ -310,13 +310,8 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
     Raises:
         VitkitError: the model cannot be built, or its weights cannot be obtained or understood.
     """
-    try:
+    with _offering_scratch(recipe):
         weights = None if recipe.weights == "none" else open_weights(recipe)
-    except VitkitError as error:
-        if recipe.head_from == "names":
-            raise VitkitError(error.code, f"--set head_from=names: {error}") from error
-        with _offering_scratch(recipe):
-            raise
     recipe, reasons = choose_head_start(recipe, fields, table, weights)
     blueprint = blueprint_of(recipe, table.classes, weights)
     return replace(blueprint, recipe=choose_patch_dropout(recipe, fields, blueprint.config)), reasons

@@ -23,7 +23,6 @@ from typing import TypeVar
 import tomli_w
 import torch
 from matplotlib.figure import Figure
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -321,11 +320,7 @@ def _draw_strips(choices: Pretraining, run: Run, images: ImageTable) -> Figure:
     """Draw a column for each of some images: complete, with only its visible patches, and with the predictions."""
     seed, preprocess, model = run.recipe.seed, run.classifier.preprocess, vit_of(run.classifier.model, "pre-training")
     config, network = model.config, network_of(model, preprocess, choices, seed)
-    try:
-        network.task.load_state_dict(load_file(run.folder / FILLER))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        message = f"{run.folder / FILLER} is damaged, so there is no report: {error}"
-        raise VitkitError("training.run-damaged", message) from error
+    network.task.load_state_dict(load_file(run.folder / FILLER))
     keyed = KeyedImages(EvaluationImages(images, preprocess), seed, VALIDATION_KEYS)
     count = min(8, len(images))
     chosen, image_keys = zip(*(keyed[i * len(keyed) // count] for i in range(count)), strict=True)
@@ -333,20 +328,15 @@ def _draw_strips(choices: Pretraining, run: Run, images: ImageTable) -> Figure:
     filled, hidden = network.eval().fill(pixels, keys)
     visible = patchify(pixels, config.patch_size).masked_fill(hidden[:, :, None], 0.0)  # hidden patches become grey
     visible = unpatchify(visible, config.patch_size, config.image_size)
-    inches, names = 1.3, ("picture", "shown", "filled in")  # the side of a picture, and the rows
-    width, height = inches * max(count, 1) + 0.9, inches * len(names)
-    drawn = Figure(figsize=(width, height))
-    axis = drawn.add_axes((0, 0, 1, 1))
-    axis.set_axis_off()
-    for row, name in enumerate(names):
-        axis.text(0.1, inches * (row + 0.5), name, fontsize=8, va="center")
-    for column, versions in enumerate(zip(pixels, visible, filled, strict=True)):
-        for row, version in enumerate(versions):
-            picture = preprocess.picture_of(version.numpy())
-            x, y = 0.9 + inches * (column + 0.5), inches * (row + 0.5)
-            half_w, half_h = (0.48 * inches * side / max(picture.size) for side in picture.size)
-            axis.imshow(picture, interpolation="nearest", extent=(x - half_w, x + half_w, y + half_h, y - half_h))
-    axis.set(xlim=(0, width), ylim=(height, 0))
+    rows = {"picture": pixels, "shown": visible, "filled in": filled}
+    drawn = new_figure(1.3 * count + 0.9, 1.3 * len(rows))
+    axes = drawn.subplots(len(rows), count, squeeze=False)
+    for row, (name, versions) in zip(axes, rows.items(), strict=True):
+        row[0].set_ylabel(name, fontsize=8, rotation=0, ha="right", va="center")
+        for axis, version in zip(row, versions, strict=True):
+            axis.imshow(preprocess.picture_of(version.numpy()), interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+            axis.set_frame_on(False)
     return drawn
 
 
