@@ -34,6 +34,7 @@ from vitkit.training import (
     cross_validate_head,
     folds_of,
     nested_cross_validation,
+    prepared,
     probe,
     resume,
 )

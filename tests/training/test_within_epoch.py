@@ -21,7 +21,7 @@ from once import once
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.errors import Interrupted
 from vitkit.system import LAST, reporting_to
-from vitkit.training import Loop, run
+from vitkit.training import Loop, Recipe, run
 
 pytestmark = pytest.mark.usefixtures("no_reports")
 DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2}
