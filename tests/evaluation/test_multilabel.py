@@ -141,7 +141,7 @@ def test_a_saved_classifier_says_the_same_after_loading(tmp_path: Path) -> None:
 def test_thresholds_must_be_one_a_class_from_0_to_1_in_a_file_too(tmp_path: Path) -> None:
     classifier().save(tmp_path)
     description = json.loads((tmp_path / "model.json").read_text())
-    for stored, code in (([0.5, "x", 0.5], "model.folder-damaged"), ([0.5, 2.0, 0.5], "classifier.field-invalid")):
+    for stored, code in (([0.5, "x", 0.5], "classifier.field-invalid"), ([0.5, 2.0, 0.5], "classifier.field-invalid")):
         (tmp_path / "model.json").write_text(json.dumps({**description, "thresholds": stored}))
         with refused(code, "thresholds"):
             load(tmp_path)
