@@ -115,17 +115,6 @@ def test_a_stopped_training_is_noted_and_one_without_model_refused(trained: Path
         package.predict(stopped, picture)
 
 
-def test_classes_in_another_order_than_the_run_split_them_are_refused(trained: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(trained, folder)
-    told = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    told["classes"].reverse()
-    (folder / "model.json").write_text(json.dumps(told), encoding="utf-8")
-    (folder / "class_indices.json").unlink()
-    with refused("verbs.class-order", "split.json"):
-        package.evaluate(folder)
-
-
 @pytest.mark.parametrize(("split", "images"), [("train", 27), ("val", 3), ("all", 36)])
 def test_split_chooses_the_images(vitkit: Any, trained: Path, split: str, images: int) -> None:
     numbers = json.loads(vitkit("eval", trained, "--split", split, "--json").out)
