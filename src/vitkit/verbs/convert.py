@@ -123,29 +123,17 @@ def convert(
 def _write(classifier: Classifier, destination: Path, kind: str) -> None:
     """Write a model next to the destination, read it back, compare the tensors, and move it to the destination.
 
-    If anything fails, the destination keeps its previous content.
+    If it cannot be written or differs, the destination keeps its previous content.
     """
     from vitkit.weights.formats.export import write
 
     with staged(destination) as written:
-        try:
-            write(classifier, written, kind)
-            _compare(classifier, written, kind)
-            previous = written.with_name(fit_name(written.name, ".before"))
-            if destination.is_dir():  # unlike a file, a folder cannot be replaced directly
-                destination.replace(previous)
-            try:
-                written.replace(destination)
-            except OSError:
-                if previous.is_dir():
-                    previous.replace(destination)
-                raise
-        except VitkitError as error:
-            raise VitkitError(error.code, str(error).replace(str(written), str(destination))) from error
-        except OSError as error:
-            if error.filename is not None:
-                error.filename = str(error.filename).replace(str(written), str(destination))
-            raise
+        write(classifier, written, kind)
+        _compare(classifier, written, kind)
+        if destination.is_dir():  # unlike a file, a folder cannot be replaced directly
+            # `staged` deletes everything next to `written`.
+            destination.replace(written.with_name(fit_name(written.name, ".before")))
+        written.replace(destination)
 
 
 def _compare(classifier: Classifier, written: Path, kind: str) -> None:
