@@ -68,7 +68,7 @@ MISTAKES = [  # the command, the code of the error (a usage error has none), and
     (f"{SCRATCH} --out precious --force", "training.out-not-a-run", "precious"),
     (f"{SCRATCH} --out old.csv", "training.out-is-file", "old.csv"),
     ("train --resume nowhere", "system.run-missing", "runs/NAME-1"),
-    ("train --resume empty", "system.run-empty", "--out empty"),
+    ("train --resume empty", "system.run-missing", "recipe.toml"),
     ("eval nowhere", "weights.source-missing", "nowhere"),
     ("eval photos", "weights.tensors-absent", "photos"),
     ("eval model", "verbs.record-missing", "vitkit eval model DATA"),

@@ -280,7 +280,8 @@ def test_only_what_is_missing_is_computed(
         f"38 images (2 unreadable), eager, float32: {out}",
         "36 answered, 2 to look at.",
     ]
-    assert sorted(computed) == sorted(everything[: rows > 0] + everything[rows:]), "the first is looked at again"
+    again = everything[: min(rows, 8)]  # to learn whether the same model wrote the rows
+    assert sorted(computed) == sorted(again + everything[rows:])
     assert (here / out).read_bytes() == whole
     assert not (here / f"{out}.partial").exists()
 
@@ -292,7 +293,7 @@ def test_resume_adds_what_a_file_lacks(vitkit: Any, trained: Path, here: Path, c
         computed.clear()
         outcome = vitkit("predict", trained, "photos", "-o", "out.csv", "--batch-size", 1, "--resume")
         assert outcome.out.splitlines()[0] == f"{36 - left} of 36 images are in out.csv"
-        assert len(computed) == left + 1
+        assert len(computed) == left + 8
         assert (here / "out.csv").read_bytes() == (here / "whole.csv").read_bytes()
 
 

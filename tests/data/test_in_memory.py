@@ -98,7 +98,7 @@ def test_rows_of_pictures_are_written_and_read_again(asked: Classifier, tmp_path
     found = vitkit.predict(asked, [pixels(), smooth(30, 30)], out=tmp_path / "answers.csv")
     assert [row.path for row in found] == ["picture 0", "picture 1"] and found.is_whole
     for files_needed in ({"resume": True, "out": tmp_path / "answers.csv"}, {"pictures": tmp_path / "drawn"}):
-        with refused("verbs.pictures-in-memory"):
+        with refused("verbs.option-conflict", "pictures in memory"):
             vitkit.predict(asked, pixels(), **files_needed)  # type: ignore[arg-type]
 
 

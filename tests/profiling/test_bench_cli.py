@@ -64,7 +64,7 @@ def test_a_model_folder_and_one_in_memory_are_timed_and_a_table_and_a_picture_wr
         assert [row["batch"] for row in csv.DictReader(stream)] == ["1"]
     with Image.open(out / "bench.png") as picture:
         assert picture.width > 500
-    with refused("verbs.out-exists", "force"):
+    with refused("verbs.out-not-empty", "force"):
         vitkit.bench(classifier, out=str(out), **once)
     flags = ("--batch-sizes", 1, "--rounds", 1, "--precisions", "float32", "--backends", "eager", "--force", "--json")
     told = json.loads(command("bench", tmp_path / "model", *flags, "-o", out).out)

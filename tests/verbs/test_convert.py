@@ -56,26 +56,6 @@ def test_a_crop_that_a_layout_cannot_express_to_the_pixel_is_told(tmp_path: Path
     assert np.array_equal(again(picture), preprocess(picture)) != is_shifted
 
 
-@pytest.mark.parametrize("name", ["out", "before"])
-def test_folders_are_put_back_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    there = tmp_path / name
-    vitkit.convert(folder, there)
-    vitkit.convert(folder, there, force=True)
-    content = (there / "model.json").read_bytes()
-    replace = Path.replace
-
-    def fails(self: Path, target: Path) -> Path:
-        if target == there and self.name == name:
-            raise PermissionError(13, "Permission denied", str(self))
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", fails)
-    with pytest.raises(PermissionError):
-        vitkit.convert(folder, there, num_classes=2, force=True)
-    assert (there / "model.json").read_bytes() == content
-    assert {path.name for path in tmp_path.iterdir()} == {"model", name}
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A DeiT-like file: timm's names, wrapped."""

@@ -110,7 +110,7 @@ def test_a_list_that_is_none_or_does_not_stand_alone_is_refused_and_never_overwr
     vitkit: Any, here: Path, content: bytes, arguments: str, code: str
 ) -> None:
     Path("list.csv").write_bytes(content)
-    vitkit("predict", "model", *arguments.split()).refused(code, "list.csv")
+    vitkit("predict", "model", *arguments.split()).refused(code, "list")
     assert Path("list.csv").read_bytes() == content and not Path("rows.csv").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,6 @@ from vitkit.errors import VitkitError, first_line, is_memory_short
 from vitkit.exporting.formats import TORCHSCRIPT
 
 _BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed the pipe (SIGPIPE)
-_MAX_LENGTH = 2000  # characters of an error message
 # Flags of timm and of other common training scripts, with advice on the equivalent flags of vitkit.
 SCRIPT_FLAGS = {
     "--data": "name the data first, as in `vitkit train flowers/`",
@@ -59,16 +57,6 @@ FLAGS_OF_COMMANDS = {
     "predict --strict": "leave it out: the exit code is always 1 if an image or a folder could not be read",
     "predict --workers": "use --cluster ray:N",
     "serve --batch": "use --batch-size",
-}
-# Words that a user may try as a command, with advice on what does the same.
-OTHER_COMMANDS = {
-    "average": "average two state dicts in Python: {name: (a[name] + b[name]) / 2 for name in a}",
-    "gather": "read the .csv, .jsonl or .parquet files of the parts together with pandas or DuckDB",
-    "label": "use vitkit studio PHOTOS",
-    "pack": "use pip wheel --wheel-dir FOLDER, and pip install --no-index --find-links FOLDER",
-    "plan": "use vitkit train DATA --dry-run",
-    "search": "use vitkit embed MODEL PHOTOS --text 'a sentence'",
-    "watch": "use vitkit doctor PHOTOS --against RUN",
 }
 
 GROUPS = {  # the commands in the help
@@ -246,8 +234,6 @@ def _exit_with_message(error: BaseException, arguments: list[str]) -> NoReturn:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.exit(130)
     message = _name_flags(_describe(error), arguments)
-    if len(message) > _MAX_LENGTH:  # names from a damaged or hostile file may be very long
-        message = f"{message[: _MAX_LENGTH // 2]} ... {message[-_MAX_LENGTH // 2 :]}"
     say(f"error: {message}", file=sys.stderr)
     if isinstance(error, typer.TyperException):
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
@@ -284,23 +270,7 @@ def _advice(option: str, context: Any) -> str | None:
 
 
 def _name_flags(message: str, arguments: list[str]) -> str:
-    """Replace a parameter name at the beginning of a message with the parameter's flag, if the user passed it.
-
-    If the command sets some fields of the recipe only with --set, `--weights none` also becomes `--set weights=none`.
-    """
-    is_verb = bool(arguments) and arguments[0] in VERBS
-    parameters = inspect.signature(function_of(arguments[0])).parameters if is_verb else {}
-
-    def as_set(flag: re.Match[str]) -> str:
-        from vitkit.text.arguments import hints_of
-        from vitkit.training.recipe import Recipe
-
-        name = flag[1].replace("-", "_")
-        is_set_only = name in hints_of(Recipe) and name not in parameters
-        return f"--set {name}={flag[2].replace(' ', ',')}" if is_set_only else flag[0]
-
-    if "sets" in parameters:
-        message = re.sub(r"--([a-z][a-z-]*) ([a-z0-9./]+(?: [0-9.]+)*)", as_set, message)
+    """Replace a parameter name at the beginning of a message with the parameter's flag, if the user passed it."""
     name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
     flag = f"--{name.replace('_', '-')}"
     passed = {argument.partition("=")[0] for argument in arguments}
@@ -312,8 +282,6 @@ def _describe(error: BaseException) -> str:
         option = str(getattr(error, "option_name", "")).replace("_", "-")
         if advice := _advice(option, getattr(error, "ctx", None)):
             return f"there is no option {option}: {advice}"
-        if verb := next((verb for verb in OTHER_COMMANDS if f"No such command '{verb}'" in error.message), None):
-            return f"there is no command {verb}: {OTHER_COMMANDS[verb]}"
         message = error.format_message().replace(": Value error, ", ": ")  # added by the parser
         if "'cuda:" in message:
             message += " Use cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU."

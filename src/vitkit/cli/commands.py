@@ -65,11 +65,10 @@ class Verb:
         name: the name of the function.
         run: a function that takes the command's function, the values of its parameters, and the switches. It prints the
             result and returns the exit code, or None for 0.
-        switches: the flags that are not parameters of the function, such as `as_json`, with their help.
-        switches_before: the flag before which the switches are listed; if empty, they follow the parameters.
+        switches: the flags that are not parameters of the function, such as `as_json`, with their help. They follow the
+            parameters.
         numbers: those of the switches that take a number.
         flags: positional parameters of the function that become flags on the command line.
-        exclude: parameters that are not offered on the command line.
         metavars: placeholders of values in the help, by parameter.
         common: the parameters and fields whose flags --help shows, most used first; if empty, it shows all.
     """
@@ -78,10 +77,8 @@ class Verb:
     name: str
     run: Callable[..., int | None] = _call_and_print
     switches: Mapping[str, str] = field(default_factory=dict)
-    switches_before: str = ""
     numbers: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
     metavars: Mapping[str, str] = field(default_factory=dict)
     common: tuple[str, ...] = ()
 
@@ -110,10 +107,7 @@ class Verb:
                 switches.append(_parameter(name, float | None, option, default=None))
             else:
                 switches.append(_parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False))
-        parameters = [*offered.plain, *offered.fields]
-        names = [parameter.name for parameter in parameters]
-        position = names.index(self.switches_before) if self.switches_before else len(offered.plain)
-        parameters[position:position] = switches
+        parameters = [*offered.plain, *switches, *offered.fields]
 
         def command(**values: Any) -> None:
             switch_values = {name: values.pop(name) for name in self.switches}
@@ -253,25 +247,6 @@ def _serve(function: _Function, values: _Values) -> None:
         server.wait()
 
 
-def _bench(function: _Function, values: _Values, *, as_json: bool) -> None:
-    result = _call(function, values)
-    if as_json or not sys.stdout.isatty():
-        show(result, as_json=as_json)
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=result.title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in result.headings:
-        table.add_column(heading, justify="left" if heading == "backend" else "right", no_wrap=True)
-    for cells in result.cells:
-        table.add_row(*cells)
-    Console().print(table)
-    for line in result.legend:
-        say(line)
-
-
 # The rows are in the order of the help. A command that only prints its result needs no row.
 _ROWS = {
     "studio": Verb("webapp.studio", "studio", _only_call),
@@ -333,7 +308,7 @@ _ROWS = {
         metavars={"target": "CLASS|top|N"},
         common=("out", "method", "target", "style", "layer", "anatomy", "force"),
     ),
-    "info": Verb("verbs.info", "info", switches=_EVERYTHING, switches_before="image_size"),
+    "info": Verb("verbs.info", "info", switches=_EVERYTHING),
     "models": Verb("verbs.models", "models", _models, {"as_json": "Print a JSON list."}),
     "export": Verb(
         "verbs.export",
@@ -348,7 +323,7 @@ _ROWS = {
     "serve": Verb(
         "serving.serve", "serve", _serve, common=("port", "host", "token", "device", "backend", "batch_size")
     ),
-    "bench": Verb("verbs.bench", "bench", _bench, _EVERYTHING, switches_before="out"),
+    "bench": Verb("verbs.bench", "bench", switches=_EVERYTHING),
 }
 _NAMED = {row.name for row in _ROWS.values()} | {"dry_run", "anatomy"}  # flags of train and explain
 VERBS = _ROWS | {
@@ -428,7 +403,7 @@ class _Parameters:
             text = next((mark for mark in marks if isinstance(mark, str)), text)
             owner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Options)), None)
             kind = next((kind for kind in kinds if kind in _TEXT_TYPES or get_origin(kind) is Literal), None)
-            if name in verb.exclude or (owner is None and kind is None):
+            if owner is None and kind is None:
                 continue
             if kind is not None:
                 offered.plain.append(_from_parameter(parameter, kind, text, verb))

@@ -32,7 +32,7 @@ from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.metrics import RATES, ClassCurves
 from vitkit.inference.pipeline import cores
 from vitkit.inference.prediction import Row
-from vitkit.system.files import common_folder, fit_name, path_below, replacing
+from vitkit.system.files import common_folder, fit_name, replacing
 from vitkit.text.pages import DPI, LOOK, component, data_uri, new_figure, shorten, to_png, whole_numbers
 
 TONES = tuple(re.findall(r"--tone: (#\w{6})", LOOK.read_text(encoding="utf-8")))  # colours of classes, in their order
@@ -401,7 +401,7 @@ class Album:
 
     def place(self, path: str) -> Path:
         """Return the path of the picture for an image."""
-        relative = Path(path_below(path, self._root))
+        relative = Path(os.path.relpath(path, self._root))
         return self._folder / relative.with_name(fit_name(relative.name, ".png"))
 
     def add(self, row: Row) -> None:

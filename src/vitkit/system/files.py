@@ -18,7 +18,7 @@ import socket
 import stat
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path, PurePath
 from tempfile import TemporaryFile
@@ -37,7 +37,6 @@ LOCK = ".lock"  # the name of the lock file in a folder
 _HOLDER_SUFFIX = ".holder"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the system does not name the file in these errors
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
-_ATTEMPTS = 20  # attempts to create a folder and lock it
 _MIN_WAIT = 0.1  # seconds to wait for a lock at least, because `is_locked` holds it for an instant to test it
 _REPLACE_TIMEOUT = 2.0  # seconds to wait on Windows until a virus scanner or another reader has closed a file
 _ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+([^/].*)", re.DOTALL)  # a scheme has two letters or more: C:/ is a drive
@@ -234,17 +233,9 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """
     check_local(folder)
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    lock = ExitStack()
-    for attempts_left in reversed(range(_ATTEMPTS)):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(exclusive(folder, folder / LOCK, wait))
-            break
-        except (FileNotFoundError, FileExistsError):  # another process has deleted a folder that stayed empty
-            if not attempts_left:
-                raise
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with lock:
+        with exclusive(folder, folder / LOCK, wait):
             yield
     finally:
         with suppress(OSError):  # rmdir fails if a folder is not empty
@@ -302,23 +293,13 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def common_folder(folders: Collection[str]) -> str:
-    """Return the deepest folder that contains all of these folders; "" if they are on different Windows drives."""
+    """Return the deepest folder that contains all of these folders. VitkitError: they are on several Windows drives."""
     try:
         return os.path.commonpath(folders)
-    except ValueError:
-        return ""
-
-
-def path_below(path: str, folder: str) -> str:
-    """Return the path of a file relative to a folder above it, without following links.
-
-    If the folder is "" (see `common_folder`), the result is the whole path, in which the drive's letter is a folder.
-    """
-    absolute = os.path.abspath(path)  # noqa: PTH100
-    if folder:
-        return os.path.relpath(absolute, folder)
-    drive, rest = os.path.splitdrive(absolute)
-    return os.path.join(drive.strip("\\/:").replace("\\", "-"), rest.lstrip("\\/"))  # noqa: PTH118
+    except ValueError as error:
+        raise VitkitError(
+            "system.drives-differ", f"images of several drives have no common folder: pass those of one drive ({error})"
+        ) from error
 
 
 def public_path(name: str | Path) -> str:
@@ -412,12 +393,10 @@ def empty_array(shape: tuple[int, ...], dtype: str = "float32") -> npt.NDArray[A
     size = np.dtype(dtype).itemsize * math.prod(shape)
     if size > _MAX_IN_MEMORY and hasattr(os, "posix_fallocate"):
         with suppress(OSError):
-            cache_folder().mkdir(
-                parents=True, exist_ok=True
-            )  # not the folder for temporary files, which may be in memory
+            # Not the folder for temporary files, which may be in memory.
+            cache_folder().mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=cache_folder()) as file:
-                os.posix_fallocate(
-                    file.fileno(), 0, size
-                )  # if the disk became full later, writing would end the process
+                # If the disk became full later, writing would end the process.
+                os.posix_fallocate(file.fileno(), 0, size)
                 return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
     return np.empty(shape, dtype)

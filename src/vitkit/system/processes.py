@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -29,8 +28,6 @@ from vitkit.system import environment
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 # Determined at the start, because a stream is no longer a terminal after a hang-up.
 _TERMINALS = tuple(stream for stream in (0, 1, 2) if os.isatty(stream))
-_EXTENSION_IMPORT = {ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_module.__code__}
-_RESEND_DELAY = 0.05  # seconds until a signal that could not be handled is sent again
 
 
 @contextmanager
@@ -40,61 +37,27 @@ def stoppable() -> Iterator[None]:
     Raises:
         SystemExit: a signal arrived; the exit code is 128 + its number. A line is printed to stderr first.
     """
-    handlers = _SignalHandlers()
-    handlers.install()
+    received: list[int] = []  # kept, because a library may raise an error of its own instead of `Interrupted`
+
+    def receive(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        _detach_terminal(number)
+        raise Interrupted(number)
+
+    previous = _set_handlers(receive)
     watch_stop_file()
     try:
         yield
     except BaseException as error:
-        number = error.signal_number if isinstance(error, Interrupted) else handlers.received
-        if number is None or isinstance(error, SystemExit):
+        numbers = [error.signal_number] if isinstance(error, Interrupted) else received
+        if not numbers or isinstance(error, SystemExit):
             raise
         with suppress(OSError):  # the terminal may have hung up
-            print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
-        raise SystemExit(128 + number) from None
+            print(f"stopped by {signal.Signals(numbers[-1]).name}", file=sys.stderr, flush=True)
+        raise SystemExit(128 + numbers[-1]) from None
     finally:
-        handlers.remove()
-
-
-class _SignalHandlers:
-    """Signal handlers that raise `Interrupted` in the main thread."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._unraisable = sys.unraisablehook
-
-    def install(self) -> None:
-        self._previous = _set_handlers(self._receive)
-        sys.unraisablehook = self._handle_unraisable
-
-    def remove(self) -> None:
-        """Restore the previous handlers.
-
-        Python's own handler of Ctrl-C, which raises `KeyboardInterrupt`, is replaced by the system's default. The
-        interpreter is about to exit, and Ctrl-C may then end the process without a traceback.
-        """
-        sys.unraisablehook = self._unraisable
-        for number, before in self._previous.items():
-            signal.signal(number, signal.SIG_DFL if before is signal.default_int_handler else before)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        caller = frame
-        while caller is not None:
-            # An exception during the import of a compiled library would crash it, or become another error.
-            if caller.f_code in _EXTENSION_IMPORT:
-                _send_again(number)
-                return
-            caller = caller.f_back
-        self.received = number
-        _detach_terminal(number)
-        raise Interrupted(number)
-
-    def _handle_unraisable(self, unraisable: Any) -> None:
-        """Send a signal again if it raised `Interrupted` in a destructor, because Python discards exceptions there."""
-        if isinstance(unraisable.exc_value, Interrupted):
-            _send_again(unraisable.exc_value.signal_number)
-        else:
-            self._unraisable(unraisable)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class Deferral:
@@ -148,12 +111,6 @@ def _set_handlers(handler: Callable[[int, FrameType | None], Any]) -> dict[int, 
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 previous[number] = signal.signal(number, handler)
     return previous
-
-
-def _send_again(number: int) -> None:
-    timer = threading.Timer(_RESEND_DELAY, signal_this_process, (number,))
-    timer.daemon = True
-    timer.start()
 
 
 def signal_this_process(number: int) -> None:
@@ -217,7 +174,7 @@ def _detach_terminal(number: int) -> None:
 def _remove_in_child() -> None:
     """Remove this module's handlers in a forked process, and let it ignore Ctrl-C, which its parent handles."""
     for number in _SIGNALS:
-        if isinstance(getattr(signal.getsignal(number), "__self__", None), (_SignalHandlers, Deferral)):
+        if getattr(signal.getsignal(number), "__module__", "") == __name__:
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
 
@@ -252,15 +209,11 @@ def python_script(path: Path) -> list[str]:
 
 
 def is_same_process(process: int, start_time: str) -> bool:
-    """Return whether a process with this id and start time (`start_time_of`) still runs and belongs to this user.
+    """Return whether a process with this id and start time (`start_time_of`) still runs.
 
     Returns False if the system does not report start times, because another process may have the same id by now.
     """
-    if process <= 1 or not start_time or start_time_of(process) != start_time:
-        return False
-    with suppress(OSError, AttributeError):  # the process has ended; Windows lacks user ids
-        return not _PROC.is_dir() or (_PROC / str(process)).stat().st_uid == os.getuid()
-    return False
+    return process > 1 and bool(start_time) and start_time_of(process) == start_time
 
 
 def start_time_of(process: int) -> str:

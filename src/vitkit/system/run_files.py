@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import is_empty
 
 # The request and its data.
 REQUEST = "request.json"  # the fields that the command set; written first, and the recipe last
@@ -68,11 +67,6 @@ def check_run_folder(folder: Path) -> None:
             "system.run-empty",
             f"the run in {folder} was stopped before its first step, so there is nothing to continue: repeat the "
             "command that started it, with --force",
-        )
-    if is_empty(folder):
-        raise VitkitError(
-            "system.run-empty",
-            f"{folder} is empty, so there is nothing to continue: start a training with --out {folder}",
         )
     raise VitkitError(
         "system.run-missing",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,13 +13,12 @@ from vitkit.errors import VitkitError
 from vitkit.inference.backends.registry import BACKENDS, PRECISIONS, backend_names
 from vitkit.model.names import is_model_name, is_network_name
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import exclusive_in
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
 from vitkit.text.pages import table
 from vitkit.verbs.bench_formats import PICTURE, TABLE, bench_formats, table_cells, write_results
-from vitkit.verbs.inputs import open_model, path_of, split_choices
+from vitkit.verbs.inputs import exclusive_out_folder, open_model, path_of, split_choices
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -101,8 +99,8 @@ def bench(
         and the facts are `model`, `compared_on` (the images), `results`, `missing` and `out`.
 
     Raises:
-        VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains the
-            table or picture of an earlier call.
+        VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains
+            files.
     """
     if isinstance(batch_sizes, str):
         parts = [part.strip() for part in batch_sizes.split(",")]
@@ -119,6 +117,7 @@ def bench(
     wanted = split_choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
     folder, notes = path_of(out), Notes()
+    lock = exclusive_out_folder("--out", folder, (), "or use --force to overwrite its files", may_have_files=force)
     if export:
         if not isinstance(model, (str, Path)) or not Path(model).exists():
             raise VitkitError(
@@ -128,9 +127,9 @@ def bench(
             raise VitkitError(
                 "verbs.option-conflict", "--export compares files: leave out --backends, --precisions and --device"
             )
-        with _exclusive_out(folder, force=force):
+        with lock:
             return bench_formats(model, sizes, rounds, folder, notes)
-    with _exclusive_out(folder, force=force):
+    with lock:
         import torch
 
         from vitkit.model.build import config_of
@@ -180,24 +179,6 @@ def bench(
         pictures={"Images per second": lambda: chart(_panels(name, results))},
         html=lambda: f"<p>{escape(title)}</p>{table([list(map(escape, row)) for row in cells], headings)}",
     )
-
-
-@contextmanager
-def _exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Lock an output folder in a `with` block. Without `force`, an existing table or picture raises an error."""
-    if out is None:
-        yield
-        return
-    if out.exists() and not out.is_dir():
-        raise VitkitError("verbs.out-kind", f"--out {out} is a file; choose a folder")
-    with exclusive_in(out):
-        written = [name for name in (TABLE, PICTURE) if (out / name).exists()]
-        if written and not force:
-            raise VitkitError(
-                "verbs.out-exists",
-                f"--out {out} contains {written[0]}: choose another folder, or use --force to overwrite it",
-            )
-        yield
 
 
 def _measure(

@@ -128,23 +128,16 @@ def _write(classifier: Classifier, destination: Path, kind: str) -> None:
     from vitkit.weights.formats.export import write
 
     with staged(destination) as written:
+        write(classifier, written, kind)
+        _compare(classifier, written, kind)
+        previous = written.with_name(fit_name(written.name, ".before"))  # which `staged` deletes
+        if destination.is_dir():  # unlike a file, a folder cannot be replaced directly
+            destination.replace(previous)
         try:
-            write(classifier, written, kind)
-            _compare(classifier, written, kind)
-            previous = written.with_name(fit_name(written.name, ".before"))
-            if destination.is_dir():  # unlike a file, a folder cannot be replaced directly
-                destination.replace(previous)
-            try:
-                written.replace(destination)
-            except OSError:
-                if previous.is_dir():
-                    previous.replace(destination)
-                raise
-        except VitkitError as error:
-            raise VitkitError(error.code, str(error).replace(str(written), str(destination))) from error
-        except OSError as error:
-            if error.filename is not None:
-                error.filename = str(error.filename).replace(str(written), str(destination))
+            written.replace(destination)
+        except OSError:
+            if previous.is_dir():
+                previous.replace(destination)
             raise
 
 

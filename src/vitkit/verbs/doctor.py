@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +15,13 @@ from vitkit.data.layout import LayoutName
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import describe_labels
-from vitkit.system.files import from_json, public_path, read_text
+from vitkit.system.files import public_path
 from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, plural
 from vitkit.verbs.drift import compare_with_run
-from vitkit.verbs.inputs import check_out, exclusive_out, path_of
+from vitkit.verbs.inputs import check_conflicts, check_out, exclusive_out, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -35,6 +34,10 @@ if TYPE_CHECKING:
 
 _DEFAULT_PREPROCESS = Preprocess(size=(224, 224))
 _LEVEL = 0.05  # of the tests with `against`
+_CONFLICTS = {  # `against` compares photographs without labels
+    "--against": ("--labels", "--data-root", "--preprocess", "--layout"),
+    "a list of suspected label errors": ("--layout", "--follow-links", "--preprocess"),
+}
 
 
 @check_arguments
@@ -116,26 +119,25 @@ def doctor(
     from vitkit.data.labels import is_list_of_suspects
 
     out, labels, data_root = path_of(out), path_of(labels), path_of(data_root)
+    has_suspects = against is None and is_list_of_suspects(data)
+    given = {
+        "--against": against is not None,
+        "a list of suspected label errors": has_suspects,
+        "--labels": labels,
+        "--data-root": data_root,
+        "--preprocess": preprocess is not None,
+        "--layout": layout != "auto",
+        "--follow-links": follow_links,
+    }
+    check_conflicts(given, _CONFLICTS)
     if against is not None:
-        given = {"--labels": labels, "--data-root": data_root, "--preprocess": preprocess}
-        others = [flag for flag, value in given.items() if value is not None]
-        if others or layout != "auto":
-            raise VitkitError(
-                "verbs.option-conflict",
-                f"--against compares unlabelled photographs: leave out {(others or ['--layout'])[0]}",
-            )
         return compare_with_run(against, data, out, level, follow_links=follow_links, force=force)
     if level != _LEVEL:
         raise VitkitError(
             "verbs.option-missing",
             "--level is the level of the tests with --against: add --against RUN, or leave it out",
         )
-    if is_list_of_suspects(data):
-        if layout != "auto" or follow_links or preprocess is not None:
-            raise VitkitError(
-                "verbs.option-conflict",
-                f"{data} lists suspected label errors: leave out --layout, --follow-links and --preprocess",
-            )
+    if has_suspects:
         return _review_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
         raise VitkitError(
@@ -238,6 +240,7 @@ def _review_labels(file: Path, out: Path | None, labels: Path | None, data_root:
     from vitkit.data.labels import chance_in_words, expected_correct_labels, read_suspects
     from vitkit.data.split_file import check_images, images_of_run, read_contents, split_from_file
     from vitkit.data.splits import held_out_split
+    from vitkit.evaluation.registry import read_figures
 
     run = file.parent
     split = next((folder / SPLIT for folder in (run, *folds_in(run)) if (folder / SPLIT).is_file()), None)
@@ -249,18 +252,19 @@ def _review_labels(file: Path, out: Path | None, labels: Path | None, data_root:
         )
     table = split_from_file(split)
     rows, notes = read_suspects(file), list[str]()
-    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):  # a run may have no figures
-        if sentence := describe_labels(from_json(read_text(run / EVALUATION))):  # about test labels that have changed
-            notes.append(sentence)
+    has_figures = (run / EVALUATION).is_file()
+    if has_figures and (sentence := describe_labels(read_figures(run / EVALUATION))):  # test labels that have changed
+        notes.append(sentence)
     suspects, images, remarks = _undecided_suspects(rows, table, run, labels)
     notes += remarks
     decided, tested = len(rows) - len(suspects), held_out_split(table)
     held_out = sum(table.splits[i] == tested for i in images)
-    changed = ""
-    if data_root is not None or table.root.exists():
-        current = images_of_run(split, data_root).take(sorted(set(images)))
-        _, changes = check_images(current, read_contents(split) if data_root is None else {}, None)
+    changed, path_now = "", dict[str, str]()
+    if out is not None or data_root is not None or table.root.exists():
+        now, positions = images_of_run(split, data_root), sorted(set(images))
+        checked, changes = check_images(now.take(positions), read_contents(split) if data_root is None else {})
         changed = changes.text if changes else ""
+        path_now = {table.paths[i]: path for i, path in zip(positions, checked.paths, strict=True)}
     consequence = (
         f"{plural(held_out, 'of these images is', 'of these images are')} held out: if one gets another label, the "
         "test figure keeps counting its previous label, and if it is left out, it counts as the run predicted it"
@@ -268,12 +272,8 @@ def _review_labels(file: Path, out: Path | None, labels: Path | None, data_root:
     if out is not None:
         from vitkit.reporting.dataset_report import write_suspects
 
-        now = images_of_run(split, data_root)
-        if data_root is None:
-            now, _ = check_images(now, read_contents(split), None)
         check_out(out, (".html",), [str(now.root)])
-        current_path = dict(zip(table.paths, now.paths, strict=True))
-        files = [now.at(current_path.get(suspect.path, suspect.path)) for suspect in suspects]
+        files = [now.at(path_now.get(suspect.path, suspect.path)) for suspect in suspects]
         advice = _advice(run, public_path(table.name), run.name, consequence)  # the page may be sent to others
         with exclusive_out(out, force=force):
             write_suspects(out, f"Labels to look at: {run.name}", suspects, files, advice)

@@ -19,6 +19,7 @@ from vitkit.text.cells import harmless, plural, record
 from vitkit.verbs.cluster import Cells, OpenedModel, check_cluster, computed_on_cluster, parquet_folder, write_by_ray
 from vitkit.verbs.inputs import (
     PREPROCESS,
+    check_conflicts,
     check_out,
     exclusive_out,
     find_pictures,
@@ -138,6 +139,11 @@ class Embeddings(Result):
 
 
 _BATCH = 32  # images
+_CONFLICTS = {  # a search compares one vector of each image, and requires all of them
+    "--text": ("--near", "--what", "--shard", "--cluster"),
+    "--near": ("--what patches", "--shard", "--cluster"),
+    "pictures in memory": ("--labels", "--shard", "--cluster"),
+}
 
 
 @check_arguments
@@ -200,9 +206,22 @@ def embed(
     """
     names, in_memory = split_sources(sources)
     out, near = path_of(out), path_of(near)
-    is_divided = shard is not None or compute.cluster is not None
     check_cluster(compute, out, model)
-    _check_options(text, near, what, has_labels=labels is not None, in_memory=bool(in_memory), is_divided=is_divided)
+    given = {
+        "--text": text is not None,
+        "--near": near,
+        "--what": what != "head",
+        "--what patches": what == "patches",
+        "--labels": labels,
+        "--shard": shard,
+        "--cluster": compute.cluster,
+        "pictures in memory": in_memory,
+    }
+    check_conflicts(given, _CONFLICTS)
+    if text is not None and not text.strip():
+        raise VitkitError("verbs.text-empty", "the text to search for is empty")
+    if near is not None and not near.is_file():
+        raise VitkitError("verbs.file-missing", f"--near {near}: no such file")
     if out is not None and compute.cluster is None:
         check_out(out, (".npz",), source_folders(names))
     notes = Notes()
@@ -309,39 +328,6 @@ class _ClusterJob:
                 yield [path, *labels, error, features]
 
         return {"backend": "eager", "precision": "float32", "plan": ""}, compute
-
-
-def _check_options(
-    text: str | None, near: Path | None, what: Features, *, has_labels: bool, in_memory: bool, is_divided: bool
-) -> None:
-    if text is not None:
-        if not text.strip():
-            raise VitkitError("verbs.text-empty", "the text to search for is empty")
-        if near is not None:
-            raise VitkitError(
-                "verbs.option-conflict", "--text and --near are two ways to search for images: use only one of them"
-            )
-        if what != "head":
-            raise VitkitError(
-                "verbs.option-conflict", f"--text compares the vectors of CLIP or SigLIP: leave out --what {what}"
-            )
-        if is_divided:
-            raise VitkitError(
-                "verbs.option-conflict", "--text needs the features of all images: leave out --shard and --cluster"
-            )
-    if in_memory and has_labels:
-        raise VitkitError("verbs.pictures-in-memory", "--labels requires files, and these are pictures in memory")
-    if (in_memory or near is not None) and is_divided:
-        raise VitkitError(
-            "verbs.option-conflict",
-            "--shard and --cluster require files, and --near needs all features: pass files, and leave out --near",
-        )
-    if near is not None and what == "patches":
-        raise VitkitError(
-            "verbs.option-conflict", "--near compares one vector per image: use --what head, class or mean, not patches"
-        )
-    if near is not None and not near.is_file():
-        raise VitkitError("verbs.file-missing", f"--near {near}: no such file")
 
 
 def _embed_images(

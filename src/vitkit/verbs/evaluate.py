@@ -19,7 +19,14 @@ from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import FINDINGS, REPORT, SPLIT
 from vitkit.text.arguments import Only, check_arguments
 from vitkit.verbs.cluster import Cells, OpenedModel, check_cluster, computed_on_cluster, write_by_ray
-from vitkit.verbs.inputs import PREPROCESS, exclusive_out_folder, open_for_labels, path_of, select_shard
+from vitkit.verbs.inputs import (
+    PREPROCESS,
+    check_conflicts,
+    exclusive_out_folder,
+    open_for_labels,
+    path_of,
+    select_shard,
+)
 from vitkit.verbs.options import Compute, Names, Promises
 from vitkit.verbs.result import Notes, Result
 
@@ -240,11 +247,9 @@ def evaluate(
         shard=shard,
     )
     check_cluster(compute, out, model)
-    if compute.cluster is not None and tta is not None:
-        raise VitkitError(
-            "verbs.option-conflict",
-            "--tta cannot be combined with --cluster, because it measures how long the images take: leave it out",
-        )
+    given = {"DATA": data, "--data-root": data_root, "--cluster": compute.cluster, "--tta": tta}
+    # --data-root is the folder of the run's own images, and --tta measures how long the images take on this machine.
+    check_conflicts(given, {"--data-root": ("DATA",), "--tta": ("--cluster",)})
     return request.evaluate(out, Notes(), force=force)
 
 
@@ -303,11 +308,6 @@ class _EvaluationRequest:
         """Return the images that the run has recorded; None if `data` names other images."""
         folder = self.folder
         if self.data is not None:
-            if self.data_root is not None:
-                raise VitkitError(
-                    "verbs.option-conflict",
-                    f"--data-root sets the folder of the run's own images: leave out --data-root, or {self.data}",
-                )
             return None
         from vitkit.data.split_file import images_of_run
 

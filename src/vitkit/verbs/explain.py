@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation.methods import by_layer, method_names
-from vitkit.system.files import common_folder, path_below, public_path, write_bytes
+from vitkit.system.files import common_folder, public_path, write_bytes
 from vitkit.system.progress import Progress, progress, silent
 from vitkit.text.arguments import Only, check_arguments
 from vitkit.text.cells import plural
@@ -224,7 +224,7 @@ def _explain_images(
         except (UnreadableImageError, UnansweredError) as error:
             result.unreadable[path] = str(error)
             continue
-        subfolder = Path(_IMAGES) / path_below(path, root)
+        subfolder = Path(_IMAGES) / os.path.relpath(path, root)
         (out / subfolder).mkdir(parents=True, exist_ok=True)
         explanation.save(out / subfolder)
         result.explained[path] = out / subfolder

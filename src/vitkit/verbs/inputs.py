@@ -14,7 +14,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -143,6 +143,21 @@ def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
             "pass image files: only vitkit.predict and vitkit.embed accept pictures in memory",
         )
     return names
+
+
+def check_conflicts(given: Mapping[str, object], conflicts: Mapping[str, Collection[str]]) -> None:
+    """Raise an error if two options that exclude each other are given.
+
+    Args:
+        given: options as they are written on the command line; the value is true if the option is given.
+        conflicts: for each of these options, those that it cannot be combined with.
+    """
+    for option, others in conflicts.items():
+        for other in others:
+            if given[option] and given[other]:
+                raise VitkitError(
+                    "verbs.option-conflict", f"{option} cannot be combined with {other}: leave out one of them"
+                )
 
 
 def path_of(path: str | Path | None) -> Path | None:
@@ -522,25 +537,22 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
 _LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".json")
 _COLUMNS = ("class", "label", "name", "classes", "labels", "names")
 _FULL_WIDTH = {0xFF0C: ",", 0x3001: ",", 0xFF1B: ";"}  # commas and the semicolon of Chinese and Japanese
-_QUOTES = {"'": "'", "\u2018": "\u2019", "\u201c": "\u201d"}  # in addition to those of CSV
 
 
 def _names_in_text(text: str, flag: str) -> list[str]:
     """Split names at line ends and at commas, or at semicolons if no line has a comma.
 
-    A name that contains a comma must be in double quotes. Other quotes are removed only if all names have them.
+    A name that contains a comma must be in double quotes.
     """
     lines = [line.translate(_FULL_WIDTH) for line in text.splitlines() if line.strip()]
     delimiter = "," if any("," in line for line in lines) else ";"
     try:
         rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
-        names = [name.strip() for row in rows for name in row]
+        return [name.strip() for row in rows for name in row]
     except csv.Error as error:
         raise VitkitError(
             "verbs.names-invalid", f"{flag} {text!r:.60}: a quote is not closed, or is inside a name ({error})"
         ) from error
-    are_quoted = all(len(name) > 1 and _QUOTES.get(name[0]) == name[-1] for name in names if name)
-    return [name[1:-1].strip() for name in names if name] if are_quoted else names
 
 
 def _names_in_table(text: str, flag: str) -> list[str]:

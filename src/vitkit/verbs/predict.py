@@ -46,6 +46,7 @@ from vitkit.verbs.cluster import Cells, OpenedModel, check_cluster, computed_on_
 from vitkit.verbs.inputs import (
     PREPROCESS,
     STDIN_PATH,
+    check_conflicts,
     check_not_among_images,
     check_out,
     check_suffix,
@@ -75,6 +76,14 @@ if TYPE_CHECKING:
 Write = Callable[["Prediction"], None]
 Source = Callable[[str], "str | Stored"]  # takes the name of an image, and returns a path or the file to read
 Writer = Callable[[RowFormat, int], Write]  # called once with the format of the rows and the number of images
+
+_CONFLICTS = {  # what options and kinds of images cannot be combined with
+    "pictures in memory": ("--resume", "--pictures", "--shard", "--cluster"),
+    "- (one picture on standard input)": ("other images", "--resume", "--pictures", "--cluster"),
+    "@FILE (a list of images)": ("other images", "--pictures"),
+    "--cluster": ("--resume", "--pictures"),
+    "--resume": ("--force",),
+}
 
 # Without `out`, this writer receives the rows instead of the result. The command line prints them as they are computed.
 WRITER: ContextVar[Writer | None] = ContextVar("writer", default=None)
@@ -275,19 +284,15 @@ def predict(
         top=top,
         compute=compute,
     )
-    request.check(out, pictures, resume=resume, force=force)
+    request.check(out, pictures, shard, resume=resume, force=force)
     notes, folders = Notes(), [] if listed is not None else source_folders(files)
     if compute.cluster is None and out is not None:
         _check_out(out, folders, resume=resume)
     if listed == "-" and out is None:
-        if shard is not None:
-            raise VitkitError("verbs.option-missing", "@- is answered line by line, so --shard requires --out")
         return _predict_lines(request, notes)
     if out is not None and listed is not None and out.resolve() == Path(listed).resolve():
         raise VitkitError("verbs.out-in-source", f"--out {out} is the list of images: choose another file")
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
-    if in_memory and shard is not None:
-        raise VitkitError("verbs.pictures-in-memory", "--shard requires files, and these are pictures in memory")
     paths = list(select_shard(paths, shard))
     if pictures is not None:
         check_not_among_images("--pictures", pictures, paths)
@@ -401,42 +406,28 @@ class _PredictCommand:
     top: int
     compute: Compute
 
-    def check(self, out: Path | None, pictures: Path | None, *, resume: bool, force: bool) -> None:
+    def check(self, out: Path | None, pictures: Path | None, shard: str | None, *, resume: bool, force: bool) -> None:
         """Raise an error for arguments that are not allowed, before anything is opened."""
-        if self.in_memory and (resume or pictures is not None):
-            flag = "--resume" if resume else "--pictures"
-            raise VitkitError("verbs.pictures-in-memory", f"{flag} requires files, and these are pictures in memory")
-        is_on_cluster = self.compute.cluster is not None
-        if is_on_cluster and (self.in_memory or resume or pictures is not None):
-            flag = "pictures in memory" if self.in_memory else "--resume" if resume else "--pictures"
-            raise VitkitError(
-                "verbs.option-conflict", f"--cluster cannot be combined with {flag}: leave out one of them"
-            )
-        if "-" in self.files and (len(self.files) > 1 or resume or pictures is not None or is_on_cluster):
-            raise VitkitError(
-                "verbs.option-conflict",
-                "- is one picture on standard input: pass it alone, without --resume, --pictures and --cluster",
-            )
-        if self.listed is not None and len(self.files) > 1:
-            raise VitkitError(
-                "verbs.option-conflict", f"@{self.listed} lists the images: pass no other images, or leave it out"
-            )
+        given = {
+            "--resume": resume,
+            "--force": force,
+            "--pictures": pictures,
+            "--shard": shard,
+            "--cluster": self.compute.cluster,
+            "pictures in memory": self.in_memory,
+            "- (one picture on standard input)": "-" in self.files,
+            "@FILE (a list of images)": self.listed,
+            "other images": len(self.files) > 1,
+        }
+        check_conflicts(given, _CONFLICTS)
         if not (self.files or self.in_memory):
             raise VitkitError(
                 "verbs.images-missing", "there is no image: pass files, folders or patterns, or @FILE for a list"
             )
-        if self.listed is not None and pictures is not None:
-            raise VitkitError(
-                "verbs.option-conflict",
-                f"--pictures cannot be combined with @{self.listed}: pass the files, folders or patterns themselves",
-            )
-        if resume and force:
-            raise VitkitError(
-                "verbs.option-conflict",
-                "--resume continues an existing file and --force overwrites it: use only one of them",
-            )
         if resume and out is None:
             raise VitkitError("verbs.option-missing", "--resume requires --out, the file to continue")
+        if self.listed == "-" and out is None and shard is not None:
+            raise VitkitError("verbs.option-missing", "@- is answered line by line, so --shard requires --out")
 
     def paths(self, note: Say) -> tuple[list[str], bool]:
         """Return the names of the images without repetitions, and whether all folders could be read."""
@@ -482,15 +473,8 @@ class _PredictCommand:
             return use(self.compute.backend, self.compute.precision)
         earlier = computed_in_words(written.computation)
         if self.compute.backend == self.compute.precision == "auto":
-            try:
-                same: dict[str, Any] = {name: value or "auto" for name, value in written.computation.items()}
-                prepared = use(**same)
-            except VitkitError as error:
-                raise VitkitError(
-                    error.code,
-                    f"the rows in {written.file} were computed by {earlier}, which is not possible here ({error}): "
-                    "choose another way with --backend, or start again with --force",
-                ) from error
+            same: dict[str, Any] = {name: value or "auto" for name, value in written.computation.items()}
+            prepared = use(**same)
         else:
             prepared = use(self.compute.backend, self.compute.precision)
         now = computed_in_words(prepared.computation)
@@ -594,16 +578,11 @@ def _output_file(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
         return
     if (address := address_of(out)) is None:
         with exclusive(out):
-            if out.exists() and not may_exist:
-                resuming = "" if _is_table(out) else " use --resume to add missing images,"
+            existing = next((file for file in (out, partial_of(out)) if file.exists()), None)
+            if existing is not None and not may_exist:
                 raise VitkitError(
                     "verbs.out-exists",
-                    f"--out {out} exists: choose a new name,{resuming} or use --force to overwrite it",
-                )
-            if partial_of(out).exists() and not may_exist:
-                raise VitkitError(
-                    "verbs.out-exists",
-                    f"{partial_of(out)} is incomplete: use --resume to continue it, or --force to start again",
+                    f"{existing} exists: continue it with --resume, overwrite it with --force, or choose another --out",
                 )
             yield out
         return
@@ -642,8 +621,9 @@ def _check_same_model(
     One may differ, because a label near a threshold depends on the backend and the precision. `computation` is how the
     rows were computed, None if it is unknown.
     """
-    is_repeated = computation == classifier.computation and classifier.computation["precision"] == "float32"
-    tolerance = 1e-3 if is_repeated else 0.02  # rounding to bfloat16 changes probabilities by less than the latter
+    earlier = "" if computation is None else computation["precision"]
+    is_exact = earlier == classifier.computation["precision"] == "float32"
+    tolerance = 1e-3 if is_exact else 0.02  # rounding to bfloat16 changes probabilities by less than the latter
     answered = (row for _, row in read_rows(file, form) if row.name is not None and row.confidence is not None)
     rows = list(islice(answered, _COMPARED))
     differing = 0

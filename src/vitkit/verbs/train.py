@@ -54,7 +54,7 @@ class TrainingRun(Result):
         """The trained model with its classes and preprocessing; for a cross-validation, the final model.
 
         Raises:
-            VitkitError: the folder contains no model; cross-validations of earlier versions have none.
+            VitkitError: the folder contains no model.
         """
         from vitkit.weights import load
 
