@@ -122,7 +122,7 @@ def compare(
         from vitkit.experiments.comparison_runs import train_all
 
         try:
-            diverged = train_all(plan.runs(), folder, devices)
+            diverged = train_all(plan.jobs, folder, devices)
         except Interrupted:
             log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
@@ -166,7 +166,7 @@ def _plan(
     write_json(folder / PLAN, {"vitkit": vitkit.__version__, "fields": fields, "plan": plan.to_dict()})
     for note in plan.notes:
         log.info(note)
-    log.info(f"{plural(len(plan.runs()), 'run', 'runs')}, in {folder}")
+    log.info(f"{plural(len(plan.jobs), 'run', 'runs')}, in {folder}")
     return folder, plan
 
 
@@ -214,11 +214,10 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
     predictions = by_fraction[-1]  # of the runs on the largest fraction
     # `reversed`, so that the first run of a model is the one that remains in the dictionary
     jobs = [job for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]]
-    folders = {job.model: folder / job.folder for job in jobs}
-    costs = costs_of({run.name: run for run in folders.values()}, folder, device)  # models may share a run
-    families = numbers.prepare_families(plan, by_fraction)
-    models = [numbers.model_figures(name, plan, folder, families, costs[folders[name].name]) for name in plan.models]
-    pairs = [numbers.pair_figures(plan, family) for family in families]
+    costs = costs_of({job.model: folder / job.folder for job in jobs}, folder, device)
+    families = [numbers.family_of(plan, each) for each in by_fraction]
+    models = [numbers.model_figures(name, plan, folder, by_fraction, families, costs[name]) for name in plan.models]
+    pairs = [numbers.pair_figures(plan, *both) for both in zip(by_fraction, families, strict=True)]
     figures = {
         "data": public_path(plan.arguments["data"]),
         "vitkit": vitkit.__version__,

@@ -25,7 +25,6 @@ from vitkit.verbs import Result, csv_table
 
 PLAN, SUITE, TABLE, PAGE = "suite-plan.json", "suite.json", "suite.csv", "suite.html"
 FOLDER = ExperimentFolder(PLAN, "comparison")
-_SHARED = "shared with another name"  # in place of the costs, if an earlier model has the same configuration
 _MIN_MODELS, _MIN_DATA_SETS = 3, 5  # for a test of ranks
 
 
@@ -136,20 +135,19 @@ def _plan(data: Sequence[str], models: str | Sequence[str] | None, options: Mapp
     settings.pop("devices")
     names = [Path(source).name or source for source in data]
     labels = [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
-    costs: dict[str, dict[str, str]] = {}  # by model and data set
-    for source, label in zip(data, labels, strict=True):
+    costs: dict[str, list[str]] = {}  # by model, on each data set
+    for source in data:
         check_data(source)
         try:
             plan = make_plan(arguments_of(source, models, **shared), settings)
         except VitkitError as error:
             raise VitkitError(error.code, f"{source}: {error}") from error
         for name in plan.models:
-            flops = [job.flops for job in plan.runs() if job.model == name]
+            flops = [job.flops for job in plan.jobs if job.model == name]
             known = [value for value in flops if value is not None]
             total = f", {sum(known):.3g}" if len(known) == len(flops) else ""
-            costs.setdefault(name, {})[label] = f"{len(flops)}{total}" if flops else _SHARED
-    rows = [[name, *(cells.get(label, _SHARED) for label in labels)] for name, cells in costs.items()]
-    for line in aligned([["trainings, FLOPs", *labels], *rows]):
+            costs.setdefault(name, []).append(f"{len(flops)}{total}")
+    for line in aligned([["trainings, FLOPs", *labels], *([name, *cells] for name, cells in costs.items())]):
         log.info(line)
     return {
         "vitkit": vitkit.__version__,

@@ -268,7 +268,7 @@ def _start(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[
     write_json(folder / PLAN, {**stored, "plan": plan.to_dict()})
     for note in plan.notes:
         log.info(note)
-    log.info(f"{plural(len(plan.runs()), 'run', 'runs')}, in {folder}")
+    log.info(f"{plural(len(plan.jobs), 'run', 'runs')}, in {folder}")
     return _finish(experiment, folder, plan, stored)
 
 
@@ -289,7 +289,7 @@ def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[st
     from vitkit.experiments.comparison_runs import train_all
 
     jobs = []
-    for job in plan.runs():
+    for job in plan.jobs:
         weights = str(job.fields["weights"])
         if weights.startswith(FOLDER_PLACEHOLDER):
             weights = str(folder / weights.removeprefix(f"{FOLDER_PLACEHOLDER}/"))
