@@ -130,7 +130,7 @@ def test_it_is_shown(found: vitkit.Result) -> None:
 def test_killed_anywhere_and_resumed_it_gives_the_same(found: vitkit.Result, copied: Path, when: str) -> None:
     """The first two runs are there; the third is killed before its recipe is written, or in the midst of training."""
     third = plan_of(copied)["jobs"][2]["folder"]
-    for name in ("comparison.json", "comparison.csv", "speeds.json", f"costs/{Path(third).name}.json"):
+    for name in ("comparison.json", "comparison.csv", f"costs/{Path(third).name}.json"):
         (copied / name).unlink()
     shutil.rmtree(copied / third)
 
@@ -142,14 +142,6 @@ def test_killed_anywhere_and_resumed_it_gives_the_same(found: vitkit.Result, cop
         compare(out=copied, resume=True, progress=kill)
     assert not (copied / "comparison.json").exists()
     assert timeless(compare(out=copied, resume=True).to_dict()) == timeless(found.to_dict())
-
-
-def test_speeds_that_cannot_be_read_are_measured_again(copied: Path) -> None:
-    (copied / "comparison.json").unlink()
-    names = json.loads((copied / "speeds.json").read_text(encoding="utf-8"))
-    (copied / "speeds.json").write_text(json.dumps({next(iter(names)): "x"}), encoding="utf-8")
-    compare(out=copied, resume=True)
-    assert json.loads((copied / "speeds.json").read_text(encoding="utf-8")).keys() == names.keys()
 
 
 def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(

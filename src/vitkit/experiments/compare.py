@@ -20,7 +20,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_request import STRESSES, arguments_of, fields_of_request, is_run
 from vitkit.experiments.comparison_table import COMPARISON, FOLDER, HEADINGS, PAGE, PLAN, TABLE, cells, costs_of, row_of
-from vitkit.system import Progress, log, public_path, silent, write_json, write_text
+from vitkit.system import Progress, log, public_path, read_json, silent, write_json, write_text
 from vitkit.text import Between, aligned, check_arguments, plural
 from vitkit.training import Recipe
 from vitkit.verbs import Result, check_data, csv_table
@@ -177,11 +177,8 @@ def _resume(
     from vitkit.experiments.comparison_plan import Plan
 
     folder = FOLDER.lock(out, locks)
-    stored = FOLDER.read(folder)
-    try:
-        stored_fields, plan = stored["fields"], Plan.from_dict(stored["plan"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise FOLDER.damaged(folder) from error
+    stored = read_json(folder / PLAN)
+    stored_fields, plan = stored["fields"], Plan.from_dict(stored["plan"])
     # An argument with its default counts as not given. The numbers below are the defaults of `compare`.
     defaults = arguments_of(None, None, None, 3, "1", None, "")
     for name in ("data", "models", "recipe", "seeds", "fractions", "budget"):
@@ -214,7 +211,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
     predictions = by_fraction[-1]  # of the runs on the largest fraction
     # `reversed`, so that the first run of a model is the one that remains in the dictionary
     jobs = [job for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]]
-    costs = costs_of({job.model: folder / job.folder for job in jobs}, folder, device)
+    costs = costs_of({job.model: folder / job.folder for job in jobs}, device)
     families = [numbers.family_of(plan, each) for each in by_fraction]
     models = [numbers.model_figures(name, plan, folder, by_fraction, families, costs[name]) for name in plan.models]
     pairs = [numbers.pair_figures(plan, *both) for both in zip(by_fraction, families, strict=True)]

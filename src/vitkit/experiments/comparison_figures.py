@@ -12,7 +12,6 @@ import io
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,10 +71,7 @@ class RunPredictions:
 
 
 def read_predictions(file: Path) -> list[tuple[str, str, str]]:
-    """Return the path, the label and the predicted class of each image in a predictions.csv.
-
-    A damaged file raises KeyError, TypeError or csv.Error, because callers know what to do about it.
-    """
+    """Return the path, the label and the predicted class of each image in a predictions.csv."""
     with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
         rows = csv.DictReader(text)
         return [(restored(row["path"]), restored(row["label"]), restored(row["predicted"])) for row in rows]
@@ -84,19 +80,12 @@ def read_predictions(file: Path) -> list[tuple[str, str, str]]:
 def read_run_predictions(plan: Plan, out: Path, fraction: float, test_images: ComparisonImages) -> RunPredictions:
     """Read the predictions of all runs on a fraction of the data for the test images that are not left out.
 
-    It is an error if a file of predictions is damaged, or if the runs predicted different images.
+    It is an error if the runs predicted different images.
     """
     is_correct: CorrectByRun = {}
     of_first_run: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # paths and labels
     for job in (job for job in plan.jobs if job.fraction == fraction):
-        file = out / job.folder / PREDICTIONS
-        try:
-            rows = sorted(read_predictions(file))
-        except (KeyError, TypeError, csv.Error, FileNotFoundError) as error:
-            raise VitkitError(
-                "experiments.predictions-damaged",
-                f"{file} is missing or damaged: delete its folder, then continue with --resume",
-            ) from error
+        rows = sorted(read_predictions(out / job.folder / PREDICTIONS))
         paths, labels = tuple(path for path, _, _ in rows), tuple(label for _, label, _ in rows)
         if of_first_run not in (None, (paths, labels)):
             raise VitkitError(
@@ -482,10 +471,8 @@ def _correct_under_stress(
     file = out / "stress" / f"{Path(folder).name}.json"
     keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
     # For each key, a character for each image: 1 if it is classified correctly, otherwise 0.
-    stored: dict[str, Any] = {}
-    with suppress(OSError, VitkitError):  # if the file is missing or damaged, the images are classified again
-        stored = read_json(file)
-    if not all(isinstance(stored.get(key), str) and len(stored[key]) == len(paths) for key in keys):
+    stored = read_json(file) if file.is_file() else {}
+    if not stored.keys() >= set(keys):
         import torch
 
         from vitkit.data import images_of_run, picture_of, refuse_changed_images

@@ -63,7 +63,10 @@ class ComparisonJob:
     def __post_init__(self) -> None:
         path = PurePath(self.folder)
         if path.is_absolute() or ".." in path.parts or not path.parts:  # the folder is written to, and may be cleared
-            raise ValueError(f"{self.folder!r} is not a folder below a comparison")
+            raise VitkitError(
+                "experiments.plan-damaged",
+                f"the plan names the folder {self.folder!r}, which is not in that of the comparison: start a new one",
+            )
 
     @property
     def described(self) -> str:

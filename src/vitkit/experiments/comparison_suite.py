@@ -19,7 +19,7 @@ from typing import Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_request import ExperimentFolder, recipe_of
-from vitkit.system import labelled, log, write_json, write_text
+from vitkit.system import labelled, log, read_json, write_json, write_text
 from vitkit.text import Verdict, aligned, plural, sentence
 from vitkit.verbs import Result, csv_table
 
@@ -84,7 +84,7 @@ def suite(
                     "experiments.argument-changed", "--resume uses the data and models of --out: leave them out"
                 )
             folder = FOLDER.lock(out, locks)
-            plan = FOLDER.read(folder)
+            plan = read_json(folder / PLAN)
         else:
             plan = _plan(data, models, options)
             folder = new_run_folder("compare-all", locks) if out is None else FOLDER.reserve(out, locks)
@@ -110,8 +110,6 @@ def suite(
         except Interrupted:
             log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
-        except (KeyError, TypeError) as error:
-            raise FOLDER.damaged(folder) from error
         figures = {"vitkit": vitkit.__version__, **figures_of(labels, contents), "folders": folders}
         result = _result(folder, figures)
         write_text(folder / TABLE, csv_table(result.rows(), end="\n"))

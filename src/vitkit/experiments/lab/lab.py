@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -43,7 +42,7 @@ from vitkit.experiments.lab import (
 )
 from vitkit.experiments.lab.ablations import EXPERIMENTS
 from vitkit.model import ViTConfig, config_for, is_network_name, suggest
-from vitkit.system import Progress, log, public_path, receiver, silent, write_json
+from vitkit.system import Progress, log, public_path, read_json, receiver, silent, write_json
 from vitkit.text import Between, check_arguments, plural
 from vitkit.training import Recipe, bundled_name, model_table, prefix_errors, requested
 from vitkit.verbs import Result
@@ -251,13 +250,8 @@ def _transfer(
     with ExitStack() as locks:
         folder = FOLDER.reserve(out, locks) if out is not None else _new_folder(experiment, locks)
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            sources = split_by_class(source, folder) if upstream is None else (str(upstream), source)
-            plan, variants, images = plan_sizes(*sources, names, base, shared, seeds)
-        except VitkitError:  # the folder must be empty for the next attempt
-            for file in folder.glob("*.csv"):
-                file.unlink()
-            raise
+        sources = split_by_class(source, folder) if upstream is None else (str(upstream), source)
+        plan, variants, images = plan_sizes(*sources, names, base, shared, seeds)
         options = {"model": models, "upstream": upstream, "preset": preset, "seeds": seeds, **shared}
         command = _command(experiment, source, {name: value for name, value in options.items() if value is not None})
         return _start(experiment, folder, plan, {"command": command, "variants": variants, "images": images})
@@ -277,12 +271,9 @@ def _resume(out: str | Path | None) -> Result:
 
     with ExitStack() as locks:
         folder = FOLDER.lock(out, locks)
-        stored = FOLDER.read(folder)
-        try:
-            plan, experiment = Plan.from_dict(stored.pop("plan")), EXPERIMENTS[stored["experiment"]]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FOLDER.damaged(folder) from error
-        return _finish(experiment, folder, plan, stored)
+        stored = read_json(folder / PLAN)
+        plan = Plan.from_dict(stored.pop("plan"))
+        return _finish(EXPERIMENTS[stored["experiment"]], folder, plan, stored)
 
 
 def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[str, Any]) -> Result:
@@ -351,7 +342,7 @@ def _measure(
     with ExitStack() as locks:
         folder = None if out is None else FOLDER.reserve(out, locks)
         subject = subject_of(str(model), source, seeds, seed)
-        measured = getattr(import_module(measurement.module), measurement.function)(subject)
+        measured = measurement.measure(subject)
         folder = folder or _new_folder(measurement, locks)
         figures = {
             "vitkit": vitkit.__version__,
