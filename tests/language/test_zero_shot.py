@@ -231,7 +231,7 @@ def test_words_of_another_model_or_none_are_refused(tmp_path: Path) -> None:
     with refused("language.tokenizer-unlike"):
         zero_shot(tmp_path, ["z🙂é"])
     wordy.clip(tmp_path / "clip", eos_token_id=5)
-    with refused("language.tokenizer-unlike", "token 5"):
+    with refused("language.tokenizer-unlike"):
         zero_shot(tmp_path / "clip", CLASSES)
 
 
