@@ -246,13 +246,12 @@ def interleave(
     *,
     stopwatch: _Stopwatch = wall_seconds,
     min_seconds: float = 0.05,
-    warm_up_below: float = 1.0,
     max_seconds: float = math.inf,
 ) -> dict[str, Timing]:
     """Time each piece of work once per round, in the order of `works`.
 
     Before the first round, each piece is run twice, so that kernels are chosen and compiled. In each round, a piece
-    that takes less than `warm_up_below` seconds is first run once without timing, because the previous piece has filled
+    that takes less than a second is first run once without timing, because the previous piece has filled
     the caches, and its threads may keep spinning for a tenth of a second. A piece that takes less than `min_seconds` is
     repeated, and the mean time is recorded. After `max_seconds` of rounds, no other round begins.
     """
@@ -261,7 +260,7 @@ def interleave(
         stopwatch(work)
         took = stopwatch(work)
         repeats[name] = max(math.ceil(min_seconds / max(took, 1e-9)), 1)
-        needs_warm_up[name] = took < warm_up_below
+        needs_warm_up[name] = took < 1.0
     seconds: dict[str, list[float]] = {name: [] for name in works}
     end = time.monotonic() + max_seconds
     for done in range(rounds):
