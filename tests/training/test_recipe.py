@@ -199,13 +199,12 @@ def test_another_model_than_the_published_one_does_not_start_from_its_weights_no
         ("split = [0.0, 0.5, 0.5]", "training.split-shares"),
         ("lr = -1.0", "text.value-outside"),
         ("epoch = 7", "text.field-unknown"),
-        *((f"{before} = 1", "text.field-renamed") for before in Recipe.renamed),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_name_and_file(tmp_path: Path, line: str, code: str) -> None:
     name = line.split()[0]
     (tmp_path / "mine.toml").write_text(line + "\n")
-    with refused(code, str(tmp_path / "mine.toml"), name, Recipe.renamed.get(name, name)):
+    with refused(code, str(tmp_path / "mine.toml"), name):
         resolved({"data": "photos"}, tmp_path / "mine.toml")
 
 

@@ -34,7 +34,6 @@ from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
-    ClassVar,
     Literal,
     ParamSpec,
     Self,
@@ -108,7 +107,6 @@ class Options(metaclass=_Documented):
     """
 
     given: Mapping[str, str]
-    renamed: ClassVar[Mapping[str, str]] = {}  # from former names of fields to the present ones
 
     def __new__(cls, **given: Any) -> Self:
         """Create the object. A misspelt name raises an error with a suggestion."""
@@ -127,8 +125,6 @@ class Options(metaclass=_Documented):
         """Raise an error for a name that is not a field, and suggest a similar field."""
         known = hints_of(cls)
         for name in names:
-            if name in cls.renamed:
-                raise VitkitError("text.field-renamed", f"{name} is called {cls.renamed[name]} now")
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 advice = f" (did you mean {close[0]}?)" if close else f"; known: {', '.join(known)}"

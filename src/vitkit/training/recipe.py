@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
@@ -283,14 +283,6 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range, or fields contradict one another.
     """
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "accumulate": "grad_accum",
-        "erase": "random_erasing",
-        "head_start": "lp_ft",
-        "limit": "max_images",
-        "rank": "lora_rank",
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
