@@ -78,7 +78,7 @@ def compare(
         stress: ways to make the test pictures harder, separated by commas if given as one text: occlusion, shuffle,
             texture, patch, jpeg, blur.
         out: folder of the comparison; by default the next runs/compare-NAME-N.
-        resume: continue the comparison in `out`; its arguments need not be repeated.
+        resume: continue the comparison in `out` with its original arguments; only `stress` and `devices` may be given.
         devices: number of trainings at a time, each on its own GPU or its share of the cores.
         progress: called with the current task, the number of finished items and their total.
 
@@ -173,29 +173,16 @@ def _plan(
 def _resume(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], locks: ExitStack
 ) -> tuple[Path, Plan]:
-    """Lock the folder of an earlier comparison, read its plan, and refuse arguments that differ from those in it."""
+    """Lock the folder of an earlier comparison, and read its plan. Other arguments than the stress are refused."""
     from vitkit.experiments.comparison_plan import Plan
 
+    if fields or {**arguments, "stress": []} != arguments_of(None, None, None, 3, "1", None, ""):  # the defaults
+        raise VitkitError(
+            "experiments.argument-changed",
+            "--resume uses the arguments of --out: leave out all other arguments but --stress and --devices",
+        )
     folder = FOLDER.lock(out, locks)
-    stored = read_json(folder / PLAN)
-    stored_fields, plan = stored["fields"], Plan.from_dict(stored["plan"])
-    # An argument with its default counts as not given. The numbers below are the defaults of `compare`.
-    defaults = arguments_of(None, None, None, 3, "1", None, "")
-    for name in ("data", "models", "recipe", "seeds", "fractions", "budget"):
-        if arguments[name] not in (defaults[name], plan.arguments[name]):
-            raise VitkitError(
-                "experiments.argument-changed",
-                f"--{name} {arguments[name]}: the comparison in {out} was started with {plan.arguments[name]}; "
-                "leave it out",
-            )
-    for name, value in fields.items():
-        if (list(value) if isinstance(value, tuple) else value) != stored_fields.get(name):  # JSON has no tuples
-            was = stored_fields.get(name, "none given")
-            raise VitkitError(
-                "experiments.argument-changed",
-                f"{name} {value}: the comparison in {out} was started with {was}; leave it out",
-            )
-    return folder, plan
+    return folder, Plan.from_dict(read_json(folder / PLAN)["plan"])
 
 
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
