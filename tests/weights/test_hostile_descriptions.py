@@ -94,7 +94,7 @@ def test_what_is_nested_too_deeply_is_refused(folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["lr", "epochs", "seed"])
 def test_numbers_beyond_any_are_refused_in_recipes(name: str) -> None:
     for value in (10**400, -(10**400)):
-        with refused("text.value-outside", name):
+        with refused("text.value-wrong", name):
             Recipe(**{name: value})
 
 

@@ -22,6 +22,7 @@ from vitkit.training import (
     Recipe,
     Run,
     SplitImages,
+    prefix_errors,
     prepared,
     requested,
     weights_of,
@@ -122,12 +123,10 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             label = f"{label} ({labels.count(label)})"
         request, left_out = without_vit_fields(recipe)
         notes += [f"{label}: {reason}" for reason in left_out]
-        try:
+        with prefix_errors(name):
             start = prepared(request).release_weights()
             check_weights_name(start)
             unused = without_effect(start.recipe, request)
-        except VitkitError as error:
-            raise VitkitError(error.code, f"{name}: {error}") from error
         if arguments["stress"]:
             start.source.task.require_single(
                 "--stress requires one class per picture, but these may have several: leave it out"
@@ -162,11 +161,8 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     test_images.check()
     notes += test_images.findings()
     seeds = tuple(first.start.recipe.seed + k for k in range(int(arguments["seeds"])))
-    for seed in seeds:  # the smallest fraction must contain an image of each class
-        try:
-            limit_training(first.split_images.images.table, max(round(fractions[0] * first.images), 1), seed)
-        except VitkitError as error:
-            raise VitkitError(error.code, f"--fractions {fractions[0]:g}: {error}") from error
+    with prefix_errors(f"--fractions {fractions[0]:g}"):  # the smallest fraction must contain an image of each class
+        limit_training(first.split_images.images.table, max(round(fractions[0] * first.images), 1), seeds[0])
     jobs, notes_on_jobs = _jobs(entries, fractions, seeds, budget)
     notes += notes_on_jobs
     if len(seeds) == 1:

@@ -122,6 +122,7 @@ def _plan(data: Sequence[str], models: str | Sequence[str] | None, options: Mapp
     """Check all models on all data sets, print the costs of the trainings, and return the plan in JSON types."""
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.experiments.comparison_request import arguments_of, names_of
+    from vitkit.training import prefix_errors
     from vitkit.verbs import check_data
 
     if models is None:
@@ -136,10 +137,8 @@ def _plan(data: Sequence[str], models: str | Sequence[str] | None, options: Mapp
     costs: dict[str, list[str]] = {}  # by model, on each data set
     for source in data:
         check_data(source)
-        try:
+        with prefix_errors(source):
             plan = make_plan(arguments_of(source, models, **shared), settings)
-        except VitkitError as error:
-            raise VitkitError(error.code, f"{source}: {error}") from error
         for name in plan.models:
             flops = [job.flops for job in plan.jobs if job.model == name]
             known = [value for value in flops if value is not None]

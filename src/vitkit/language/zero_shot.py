@@ -109,19 +109,13 @@ def read_images_and_words(source: str | Path, **overrides: Any) -> ImagesAndWord
 
 def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndWords:
     """Build both encoders from opened weights, and from a plan for loading the image encoder without a head."""
-    source, path = weights.source, weights.path
+    path = weights.path
     assert path is not None
     images = plan.build()
     model = vit_of(images.model, "classes by name")
     words = read_text_encoder(weights.checkpoint or read_checkpoint(path), model.config.gelu)
     size = words.tower.config.projection_size
     projection = words.projection if words.projection is not None else torch.eye(model.config.hidden_size)
-    if tuple(projection.shape) != (size, model.config.hidden_size):
-        raise VitkitError(
-            "language.tensors-unlike",
-            f"{source}: the image encoder must give {size} features, as the text encoder does, not {len(projection)}; "
-            "use the publisher's file",
-        )
     config = model.config.replace(representation_size=size, representation="unit")
     projected = build_with_weights(config, {**_copied_weights(model), "pre_logits.fc.weight": projection})
     tokenizer = read_tokenizer(_folder_of(path), words.tower.config.context, words.clean)

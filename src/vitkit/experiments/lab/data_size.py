@@ -46,7 +46,7 @@ from vitkit.model import config_for, is_network_name
 from vitkit.profiling import UTILISATION, core_days, describe
 from vitkit.system import SPLIT, public_path, receiver
 from vitkit.text import plural
-from vitkit.training import Recipe, Run, prepared, without_vit_fields
+from vitkit.training import Recipe, Run, prefix_errors, prepared, without_vit_fields
 from vitkit.verbs import Result
 
 SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
@@ -106,10 +106,8 @@ def plan_sizes(
         recipe, left_out = without_vit_fields(Recipe.of(fields, PLANNED))
         shared = recipe.set_fields()
         notes += [f"{name}: {reason}" for reason in left_out]
-        try:
+        with prefix_errors(name):
             starts = [prepared(recipe.complete({"data": data})) for data in (upstream, downstream)]
-        except VitkitError as error:
-            raise VitkitError(error.code, f"{name}: {error}") from error
         first = first or starts
         info = describe(starts[1].config)
         described.append({"name": name, "parameters": info.parameters, "gmacs": info.gmacs})

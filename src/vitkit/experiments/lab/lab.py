@@ -41,7 +41,7 @@ from vitkit.experiments.lab import (
     variant_fields,
 )
 from vitkit.experiments.lab.ablations import EXPERIMENTS
-from vitkit.model import ViTConfig, config_for, is_network_name, suggest
+from vitkit.model import ViTConfig, config_for, is_network_name
 from vitkit.system import Progress, log, public_path, read_json, receiver, silent, write_json
 from vitkit.text import Between, check_arguments, plural
 from vitkit.training import Recipe, bundled_name, model_table, prefix_errors, requested
@@ -186,11 +186,6 @@ def lab(
             by_name[entry.name] = {"question": entry.question, "source": entry.source}
             rows.append({"name": entry.name, **by_name[entry.name]})
         return Result("lab", lines, {"experiments": tuple(EXPERIMENTS.values())}, json=by_name, rows=rows)
-    if name not in EXPERIMENTS:
-        raise VitkitError(
-            "experiments.experiment-unknown",
-            f"no experiment {name!r}{suggest(name, list(EXPERIMENTS))}; there are: {', '.join(EXPERIMENTS)}",
-        )
     experiment = EXPERIMENTS[name]
     if upstream is not None and not isinstance(experiment, PretrainingSizes):
         raise VitkitError(
@@ -443,7 +438,7 @@ def plan_ablation(
         request, left_out = without_vit_fields(Recipe.of(fields, PLANNED).replace(**set_by_user))
         fields = request.set_fields()
         notes += [f"{variant.label}: {reason}" for reason in left_out]
-        try:
+        with prefix_errors(variant.label):
             if variant.after is None and not variant.pretraining:
                 start = prepared(request)
                 (split_images,) = start.parts
@@ -459,8 +454,6 @@ def plan_ablation(
                 notes += [f"{variant.label}: {reason}" for reason in start.reasons]
             else:  # the weights do not exist before the training
                 config = base_config(fields).replace(num_classes=classes)
-        except VitkitError as error:
-            raise VitkitError(error.code, f"{variant.label}: {error}") from error
         info = describe(config)
         descriptions.append(_described(variant, info.parameters, info.gmacs))
         folders[variant.label] = f"runs/{i + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
