@@ -117,6 +117,7 @@ class Measurement(Experiment):
     """A quantity that is measured on an existing model."""
 
     measure: Callable[[Subject], Measured]
+    draw: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Callable[[], Figure]]] | None = None  # from arrays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +147,8 @@ def result_of(
     pictures: dict[str, Callable[[], Figure]]  # as in the paper, by caption
     if figures.get("preset") == "paper" and folder is None:  # only the cost was computed
         pictures = {}
-    elif experiment.picture == "attention":
-        from vitkit.experiments.lab.ablations import attention_pictures
-
-        pictures = attention_pictures(figures, arrays or {})
+    elif isinstance(experiment, Measurement) and experiment.draw is not None:
+        pictures = experiment.draw(figures, arrays or {})
     else:
         from vitkit.reporting import draw_lines, pictures_of_experiment
 

@@ -522,20 +522,6 @@ def measure_attention_distance(subject: Subject) -> Measured:
     return Measured(headings, rows, numbers, lines, arrays)
 
 
-ATTENTION_DISTANCE = Measurement(
-    name="attention-distance",
-    question="How far do the heads look, layer by layer?",
-    source=f"{PAPER}, sec. 4.5, Figure 7 (right), app. D.7",
-    says=(
-        "some heads attend to most of the image already in the lowest layers, others only locally; the distance grows "
-        "with depth"
-    ),
-    differs="Figure 7 is for ViT-L/16 at 224 px and 128 images, as a scatter plot without numbers",
-    measure=measure_attention_distance,
-    picture="attention",
-)
-
-
 def attention_pictures(
     figures: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[np.floating]]
 ) -> dict[str, Callable[[], Figure]]:
@@ -561,6 +547,21 @@ def attention_pictures(
         distance, "Each head", "mean distance, pixels", figures["everywhere"]
     )
     return pictures
+
+
+ATTENTION_DISTANCE = Measurement(
+    name="attention-distance",
+    question="How far do the heads look, layer by layer?",
+    source=f"{PAPER}, sec. 4.5, Figure 7 (right), app. D.7",
+    says=(
+        "some heads attend to most of the image already in the lowest layers, others only locally; the distance grows "
+        "with depth"
+    ),
+    differs="Figure 7 is for ViT-L/16 at 224 px and 128 images, as a scatter plot without numbers",
+    measure=measure_attention_distance,
+    picture="attention",
+    draw=attention_pictures,
+)
 
 
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
