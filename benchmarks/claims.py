@@ -89,10 +89,10 @@ def main() -> None:
     own = parser.parse_args()
     asked: dict[str, Any] = {"out": own.runs, "devices": own.devices, "progress": silent_but_for(sys.stderr)}
     if own.resume:
-        found = vitkit.compare(recipe=vitkit.Recipe(**asked), resume=True)
+        found = vitkit.compare(**asked, resume=True)
     else:
         models = write_recipes(own.runs.with_name(f"{own.runs.name}-recipes"), own.weights)
-        found = vitkit.compare(own.data, models, vitkit.Recipe(**asked), fractions=FRACTIONS, seeds=3)
+        found = vitkit.compare(own.data, models, **asked, fractions=FRACTIONS, seeds=3)
     rows = list(claims_of(found.to_dict()))
     for each in rows:
         print(show(each))

@@ -59,7 +59,7 @@ def rows_of(before: Path, after: Path, batches: list[int], rounds: int) -> list[
     """Compare two files of one model: one row for each batch size."""
     opens = OPENS[before.suffix]
     image = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    opening = interleave({str(path): partial(_open, path, image) for path in (before, after)}, 5, warm_up_below=0)
+    opening = interleave({str(path): partial(_open, path, image) for path in (before, after)}, 5)
     runners = {"before": opens(before, "float32"), "after": opens(after, "float32"), "copy": opens(before, "float32")}
     rows = []
     for batch in batches:

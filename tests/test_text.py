@@ -101,12 +101,10 @@ def test_what_means_the_same_is_taken_and_nothing_is_guessed() -> None:
         assert (found, type(found)) == (expected, type(expected))
     wrong: list[tuple[Any, Any]] = [(int, True), (int, 2.0), (int | None, "2"), (bool, 1), (float, float("nan"))]
     wrong += [(float, float("inf")), (str, 3), (str, None), (Literal["a", "b"], "c"), (Literal["a", "b"], ["a"])]
-    wrong += [(tuple[int, ...], [1, "2"]), (tuple[int, ...], "12"), (tuple[float, float], [0.5])]
+    wrong += [(float, 10**400), (tuple[int, ...], [1, "2"]), (tuple[int, ...], "12"), (tuple[float, float], [0.5])]
     for hint, value in wrong:
         with refused("text.value-wrong", "field"):
             as_typed("field", hint, value)
-    with refused("text.value-outside", "field"):
-        as_typed("field", float, 10**400)
     with refused("text.value-wrong", "epochs", "'3'"):
         Recipe(epochs="3")  # type: ignore[arg-type]
     assert Recipe(split=[0.5, 0.25, 0.25]).split == (0.5, 0.25, 0.25)  # type: ignore[arg-type]

@@ -62,9 +62,9 @@ def planned(out: Path, *arguments: Any, **options: Any) -> tuple[dict[str, Any],
 
 @pytest.fixture(scope="module")
 def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> vitkit.Result:
-    """Two models, one of them by two names, at two fractions, that tests may read but not change."""
+    """Two models at two fractions, that tests may read but not change."""
     out = tmp_path_factory.mktemp("compared") / "out"
-    return compare(data, [A, f"{A}@none", B], vitkit.Recipe(seed=3, **FIELDS), seeds=2, fractions=[0.5, 1], out=out)
+    return compare(data, [A, B], vitkit.Recipe(seed=3, **FIELDS), seeds=2, fractions=[0.5, 1], out=out)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_every_run_is_judged_by_the_same_images(found: vitkit.Result) -> None:
 def test_the_figures_are_those_of_the_runs(found: vitkit.Result) -> None:
     stored = json.loads((found.folder / "comparison.json").read_text(encoding="utf-8"))
     assert stored == found.to_dict()
-    assert [own["name"] for own in stored["models"]] == [A, f"{A}@none", B]
+    assert [own["name"] for own in stored["models"]] == [A, B]
     assert len(stored["test_hash"]) == 64
     for model in stored["models"]:
         assert [(run["fraction"], run["seed"]) for run in model["runs"]] == [(0.5, 3), (0.5, 4), (1, 3), (1, 4)]
@@ -99,16 +99,11 @@ def test_the_figures_are_those_of_the_runs(found: vitkit.Result) -> None:
             assert (run["accuracy"], run["loss"], run["ece"]) == (own["accuracy"], own["loss"], own["ece"])
     with (found.folder / "comparison.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["model"] for row in rows] == [name for name in (A, f"{A}@none", B) for _ in range(4)]
+    assert [row["model"] for row in rows] == [name for name in (A, B) for _ in range(4)]
 
 
-def test_two_names_of_one_configuration_are_tied_and_share_their_runs(found: vitkit.Result) -> None:
-    tied, *others = found.pairs
-    assert tied["better"] == {"recipe": None, "trained": None}
-    assert (tied["a"], tied["b"]) == (A, f"{A}@none")
-    assert (tied["difference"], tied["interval"], tied["p"]) == (0, [0, 0], 1)
-    assert "tied, difference exactly 0" in tied["verdict"]
-    for pair in others:
+def test_each_pair_has_a_verdict_at_each_fraction(found: vitkit.Result) -> None:
+    for pair in found.pairs:
         assert "better" in pair["verdict"] or "cannot be distinguished" in pair["verdict"]
         assert pair["interval"][0] <= pair["difference"] <= pair["interval"][1]
     assert {(pair["fraction"], pair["a"], pair["b"]) for pair in found.figures["pairs_by_fraction"]} == {
@@ -123,9 +118,9 @@ def test_it_is_shown(found: vitkit.Result) -> None:
     assert lines[-1].startswith(f"{found.summary[0]}, on 12 test images (")
     assert lines[-2].removesuffix(".") in repr(found)
     best, luck = found.figures["best"], found.figures["luck"]
-    assert best["of"] == 2 and best["model"] in (A, B), "two names of one configuration are one model"
+    assert best["of"] == 2 and best["model"] in (A, B)
     assert best["interval"][0] <= best["expected"] <= best["measured"] == max(own["accuracy"] for own in found.models)
-    assert luck["trainings"] == 4 and luck["by_model"][A] == luck["by_model"][f"{A}@none"]
+    assert luck["trainings"] == 4 and luck["by_model"].keys() == {A, B}
     assert "measured" in found.summary[0] and "correction for its selection" in found.summary[0]
     assert "expected accuracy" in found.report.read_text(encoding="utf-8")
     assert "<table>" in found._repr_html_()
@@ -134,8 +129,8 @@ def test_it_is_shown(found: vitkit.Result) -> None:
 @pytest.mark.parametrize("when", ["at once", "epoch"])
 def test_killed_anywhere_and_resumed_it_gives_the_same(found: vitkit.Result, copied: Path, when: str) -> None:
     """The first two runs are there; the third is killed before its recipe is written, or in the midst of training."""
-    third = list(dict.fromkeys(job["folder"] for job in plan_of(copied)["jobs"]))[2]
-    for name in ("comparison.json", "comparison.csv", "speeds.json", f"costs/{Path(third).name}.json"):
+    third = plan_of(copied)["jobs"][2]["folder"]
+    for name in ("comparison.json", "comparison.csv", f"costs/{Path(third).name}.json"):
         (copied / name).unlink()
     shutil.rmtree(copied / third)
 
@@ -149,14 +144,6 @@ def test_killed_anywhere_and_resumed_it_gives_the_same(found: vitkit.Result, cop
     assert timeless(compare(out=copied, resume=True).to_dict()) == timeless(found.to_dict())
 
 
-def test_speeds_that_cannot_be_read_are_measured_again(copied: Path) -> None:
-    (copied / "comparison.json").unlink()
-    names = json.loads((copied / "speeds.json").read_text(encoding="utf-8"))
-    (copied / "speeds.json").write_text(json.dumps({next(iter(names)): "x"}), encoding="utf-8")
-    compare(out=copied, resume=True)
-    assert json.loads((copied / "speeds.json").read_text(encoding="utf-8")).keys() == names.keys()
-
-
 def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(
     found: vitkit.Result, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,8 +153,8 @@ def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(
     lines: list[str] = []
     with heard(lines.append):
         left = compare(out=copied, resume=True)
-    assert [model["name"] for model in left.models] == [A, f"{A}@none"]
-    assert [own["runs"] for own in timeless(left.models)] == [own["runs"] for own in timeless(found.models[:2])]
+    assert [model["name"] for model in left.models] == [A]
+    assert timeless(left.models[0])["runs"] == timeless(found.models[0])["runs"]
     (told,) = (note for note in left.figures["notes"] if "left out" in note)
     assert f"{B}, seed 4" in told and told.endswith("past help")
     assert told in lines and told in left.report.read_text(encoding="utf-8")
@@ -182,7 +169,6 @@ def test_under_stress_all_models_are_asked_about_the_same_pictures(found: vitkit
     rows = stressed.figures["stress"]
     assert [row["kind"] for row in rows] == ["occlusion", "blur"]
     for row in rows:
-        assert row["models"][A] == row["models"][f"{A}@none"]  # one configuration
         for model in stressed.models:
             own = row["models"][model["name"]]
             assert len(own["accuracy"]) == len(own["interval"]) == len(row["strengths"])
@@ -206,9 +192,9 @@ def test_a_run_that_was_judged_by_other_images_is_refused(copied: Path) -> None:
         compare(out=copied, resume=True)
 
 
-def test_another_comparison_is_not_gone_on_with(found: vitkit.Result) -> None:
+def test_arguments_are_not_given_again(found: vitkit.Result) -> None:
     for name, value in {"models": [A], "fractions": "0.3,1", "seeds": 5, "lr": 0.5}.items():
-        with refused("experiments.argument-changed", name):
+        with refused("experiments.argument-changed"):
             compare(**runs.divided(compare, **{name: value}), out=found.folder, resume=True)
 
 
@@ -228,6 +214,7 @@ def test_a_folder_that_is_taken(found: vitkit.Result, data: Path, tmp_path: Path
     [
         ([A, B, f"{A}@no/such/file.pth"], {}, "weights.source-missing", "file.pth"),
         ([A, f"{A}@"], {}, "experiments.models-invalid", A),
+        ([A, B, f"{A}@none"], {}, "experiments.model-twice", f"{A} and {A}@none"),
         ([A, "none-such.toml"], {}, "training.recipe-unknown", "none-such.toml"),
         (["some.toml"], {"recipe": "digits"}, "experiments.recipe-twice", "some.toml"),
         ([A], {"budget": "time=soon"}, "training.duration-invalid", "soon"),
@@ -339,7 +326,7 @@ def test_side_by_side_it_is_the_same_and_none_is_left_at_work(data: Path, tmp_pa
         time.sleep(0.2)
     killed.kill()
     killed.wait()
-    resumed = command(data, tmp_path / "three", "--devices", "2", "--resume")
+    resumed = [warm.vitkit(), "compare", "--out", str(tmp_path / "three"), "--devices", "2", "--resume"]
     for _ in range(60):  # until the workers have ended
         done = subprocess.run(resumed, env=runs.environment(), capture_output=True, text=True, check=False)
         if "is being written by" not in done.stderr:

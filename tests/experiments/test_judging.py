@@ -14,7 +14,6 @@ import runs
 import vitkit
 from photos import scene
 from refusals import refused
-from vitkit.errors import VitkitError
 from vitkit.experiments import comparison_images
 from vitkit.experiments.compare import compare
 from vitkit.training import run
@@ -167,52 +166,3 @@ def test_images_that_are_left_are_counted_once() -> None:
             comparison_images.ComparisonImages("test", held_out, {"x": frozenset(map(str, range(seen)))}).check()
     with refused("experiments.test-images-few", "3 of 3 are trained on"):  # which is not blamed on the weights
         comparison_images.ComparisonImages("all", 3, {"a": frozenset("xyz"), "b": frozenset("xyz")}).check()
-
-
-@pytest.fixture
-def copied(found: vitkit.Result, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(found.folder, tmp_path / "out"))
-
-
-def folders(out: Path) -> list[Path]:
-    jobs = json.loads((out / "plan.json").read_text())["plan"]["jobs"]
-    return [out / job["folder"] for job in jobs]
-
-
-@pytest.mark.parametrize("has_digests", [True, False])
-def test_two_swapped_runs_are_noticed(copied: Path, has_digests: bool) -> None:
-    """Of two models of one seed where the digests say what they held, else of two seeds of one model."""
-    if not has_digests:
-        shutil.rmtree(copied / "digests")
-    first, second = (folders(copied)[i] for i in ((0, 1) if has_digests else (0, 2)))
-    before = (copied / "comparison.json").read_bytes()
-    first.rename(copied / "between")
-    second.rename(first)
-    (copied / "between").rename(second)
-    with refused("experiments.run-changed"):
-        compare(out=copied, resume=True)
-    assert (copied / "comparison.json").read_bytes() == before
-
-
-@pytest.mark.parametrize("name", ["evaluation.json", "predictions.csv", "model.safetensors"])
-def test_what_was_edited_goes_into_no_table(copied: Path, name: str) -> None:
-    other, file = (folder / name for folder in folders(copied)[:2])
-    assert other.read_bytes() != file.read_bytes()
-    shutil.copy(other, file)
-    with pytest.raises(VitkitError) as told:
-        compare(out=copied, resume=True)
-    assert told.value.code in ("experiments.run-changed", "model.folder-damaged")
-
-
-def test_without_digests_the_models_are_asked_again(copied: Path, found: vitkit.Result) -> None:
-    """As of a comparison that was killed between a run's last file and them, or that an earlier version made."""
-    shutil.rmtree(copied / "digests")
-    file = folders(copied)[1] / "evaluation.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"accuracy": 0.99, "loss": 0.01}))
-    again = compare(out=copied, resume=True)
-    assert again.pairs == found.pairs
-    for first, second in zip(found.models, again.models, strict=True):
-        assert (first["accuracy"], first["interval"], first["loss"]) == (
-            second["accuracy"], second["interval"], second["loss"],
-        )  # fmt: skip
-        assert [own["peak_memory"] for own in first["runs"]] == [own["peak_memory"] for own in second["runs"]]

@@ -229,7 +229,7 @@ def test_words_of_another_model_or_none_are_refused(tmp_path: Path) -> None:
     with refused("language.tokenizer-unlike"):
         zero_shot(tmp_path, ["z🙂é"])
     wordy.clip(tmp_path / "clip", eos_token_id=5)
-    with refused("language.tokenizer-unlike", "token 5"):
+    with refused("language.tokenizer-unlike"):
         zero_shot(tmp_path / "clip", CLASSES)
 
 
@@ -274,19 +274,12 @@ def test_ids_are_transformers(tmp_path: Path, kind: str) -> None:
     assert ours(wordy.sentences()) == wordy.ids(theirs, wordy.sentences())
 
 
-def test_a_text_that_is_too_long_or_takes_too_long_is_refused(tmp_path: Path) -> None:
+def test_a_text_that_is_too_long_is_refused(tmp_path: Path) -> None:
     wordy.clip_tokenizer().save_pretrained(tmp_path)
     own = read_tokenizer(tmp_path, wordy.CONTEXT, "none")
     assert len(own(["a " * (MOST_CHARACTERS // 2)])[0]) == wordy.CONTEXT
     with refused("language.text-too-long", "4,098"):
         own(["a " * (MOST_CHARACTERS // 2) + "ab"])
-    file = tmp_path / "tokenizer.json"
-    stored = json.loads(file.read_text())
-    endless = {"type": "Replace", "pattern": {"Regex": "(z+)+#"}, "content": ""}
-    steps = [stored["normalizer"], endless]
-    file.write_text(json.dumps({**stored, "normalizer": {"type": "Sequence", "normalizers": steps}}))
-    with refused("language.tokenizer-damaged"):
-        read_tokenizer(tmp_path, wordy.CONTEXT, "none")(["z" * 40 + "!"])
 
 
 @pytest.mark.parametrize(("file", "library"), [("tokenizer.json", "tokenizers"), ("spiece.model", "sentencepiece")])
@@ -298,11 +291,6 @@ def test_what_is_no_tokenizer_is_refused(
     (tmp_path / file).write_text("{}")
     with refused("language.tokenizer-damaged", str(tmp_path)):
         read_tokenizer(tmp_path, 8, "none")
-    with (tmp_path / file).open("wb") as stream:
-        stream.truncate(2**27 + 1)
-    with refused("language.tokenizer-too-large", file):
-        read_tokenizer(tmp_path, 8, "none")
-    (tmp_path / file).write_text("{}")
     monkeypatch.setitem(sys.modules, library, None)
     with refused("language.library-missing", library, "vitkit[text]"):
         read_tokenizer(tmp_path, 8, "none")

@@ -117,10 +117,10 @@ def test_the_first_calls_and_what_the_one_before_slowed_are_not_counted() -> Non
 
 def test_all_but_long_work_is_done_once_untimed_in_its_turn_and_short_work_several_times() -> None:
     clock = Clock()
-    works = {"short": clock.work("s", 0.25), "middle": clock.work("m", 2.0), "long": clock.work("l", 4.0)}
-    times = interleave(works, 2, stopwatch=clock.stopwatch, min_seconds=1.0, warm_up_below=4.0)
+    works = {"short": clock.work("s", 0.125), "middle": clock.work("m", 0.5), "long": clock.work("l", 1.0)}
+    times = interleave(works, 2, stopwatch=clock.stopwatch, min_seconds=0.5)
     assert "".join(clock.log) == "ssmmll" + ("s" + "ssss" + "mm" + "l") * 2
-    assert times["short"].seconds == pytest.approx((0.25, 0.25))
+    assert times["short"].seconds == pytest.approx((0.125, 0.125))
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=20))

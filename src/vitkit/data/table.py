@@ -330,7 +330,6 @@ _INVISIBLE = re.compile(
 )
 # Joiners and variation selectors change the shape of a letter (from Arabic to Khmer), ideograph or emoji before them.
 _SHAPING = re.compile("(?<=[\u0600-\u17ff\u2190-\U0003ffff])[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are not UTF-8
 
 
 def without_invisible(name: str) -> str:
@@ -345,15 +344,6 @@ def normal_form(name: str) -> str:
     Accents are composed (NFC), invisible characters are removed, and other spaces become single spaces.
     """
     return " ".join(unicodedata.normalize("NFC", without_invisible(name)).split())
-
-
-def first_invisible_character(name: str) -> str | None:
-    """Describe the first invisible or control character of a name, such as `U+200B ZERO WIDTH SPACE`; None without."""
-    shaping = {match.start() for match in _SHAPING.finditer(name)}
-    for position, character in enumerate(name):
-        if _CONTROL.match(character) or (_INVISIBLE.match(character) and position not in shaping):
-            return _describe_character(character)
-    return None
 
 
 def _describe_character(character: str) -> str:

@@ -20,7 +20,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_request import STRESSES, arguments_of, fields_of_request, is_run
 from vitkit.experiments.comparison_table import COMPARISON, FOLDER, HEADINGS, PAGE, PLAN, TABLE, cells, costs_of, row_of
-from vitkit.system import Progress, log, public_path, silent, write_json, write_text
+from vitkit.system import Progress, log, public_path, read_json, silent, write_json, write_text
 from vitkit.text import Between, aligned, check_arguments, plural
 from vitkit.training import Recipe
 from vitkit.verbs import Result, check_data, csv_table
@@ -78,7 +78,7 @@ def compare(
         stress: ways to make the test pictures harder, separated by commas if given as one text: occlusion, shuffle,
             texture, patch, jpeg, blur.
         out: folder of the comparison; by default the next runs/compare-NAME-N.
-        resume: continue the comparison in `out`; its arguments need not be repeated.
+        resume: continue the comparison in `out` with its original arguments; only `stress` and `devices` may be given.
         devices: number of trainings at a time, each on its own GPU or its share of the cores.
         progress: called with the current task, the number of finished items and their total.
 
@@ -122,7 +122,7 @@ def compare(
         from vitkit.experiments.comparison_runs import train_all
 
         try:
-            diverged = train_all(plan.runs(), folder, devices)
+            diverged = train_all(plan.jobs, folder, devices)
         except Interrupted:
             log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
@@ -166,39 +166,23 @@ def _plan(
     write_json(folder / PLAN, {"vitkit": vitkit.__version__, "fields": fields, "plan": plan.to_dict()})
     for note in plan.notes:
         log.info(note)
-    log.info(f"{plural(len(plan.runs()), 'run', 'runs')}, in {folder}")
+    log.info(f"{plural(len(plan.jobs), 'run', 'runs')}, in {folder}")
     return folder, plan
 
 
 def _resume(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], locks: ExitStack
 ) -> tuple[Path, Plan]:
-    """Lock the folder of an earlier comparison, read its plan, and refuse arguments that differ from those in it."""
+    """Lock the folder of an earlier comparison, and read its plan. Other arguments than the stress are refused."""
     from vitkit.experiments.comparison_plan import Plan
 
+    if fields or {**arguments, "stress": []} != arguments_of(None, None, None, 3, "1", None, ""):  # the defaults
+        raise VitkitError(
+            "experiments.argument-changed",
+            "--resume uses the arguments of --out: leave out all other arguments but --stress and --devices",
+        )
     folder = FOLDER.lock(out, locks)
-    stored = FOLDER.read(folder)
-    try:
-        stored_fields, plan = stored["fields"], Plan.from_dict(stored["plan"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise FOLDER.damaged(folder) from error
-    # An argument with its default counts as not given. The numbers below are the defaults of `compare`.
-    defaults = arguments_of(None, None, None, 3, "1", None, "")
-    for name in ("data", "models", "recipe", "seeds", "fractions", "budget"):
-        if arguments[name] not in (defaults[name], plan.arguments[name]):
-            raise VitkitError(
-                "experiments.argument-changed",
-                f"--{name} {arguments[name]}: the comparison in {out} was started with {plan.arguments[name]}; "
-                "leave it out",
-            )
-    for name, value in fields.items():
-        if (list(value) if isinstance(value, tuple) else value) != stored_fields.get(name):  # JSON has no tuples
-            was = stored_fields.get(name, "none given")
-            raise VitkitError(
-                "experiments.argument-changed",
-                f"{name} {value}: the comparison in {out} was started with {was}; leave it out",
-            )
-    return folder, plan
+    return folder, Plan.from_dict(read_json(folder / PLAN)["plan"])
 
 
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
@@ -214,11 +198,10 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
     predictions = by_fraction[-1]  # of the runs on the largest fraction
     # `reversed`, so that the first run of a model is the one that remains in the dictionary
     jobs = [job for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]]
-    folders = {job.model: folder / job.folder for job in jobs}
-    costs = costs_of({run.name: run for run in folders.values()}, folder, device)  # models may share a run
-    families = numbers.prepare_families(plan, by_fraction)
-    models = [numbers.model_figures(name, plan, folder, families, costs[folders[name].name]) for name in plan.models]
-    pairs = [numbers.pair_figures(plan, family) for family in families]
+    costs = costs_of({job.model: folder / job.folder for job in jobs}, device)
+    families = [numbers.family_of(plan, each) for each in by_fraction]
+    models = [numbers.model_figures(name, plan, folder, by_fraction, families, costs[name]) for name in plan.models]
+    pairs = [numbers.pair_figures(plan, *both) for both in zip(by_fraction, families, strict=True)]
     figures = {
         "data": public_path(plan.arguments["data"]),
         "vitkit": vitkit.__version__,

@@ -12,7 +12,6 @@ import io
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,9 +59,10 @@ class RunPredictions:
         seeds = sorted(seed for name, seed in self.is_correct if name == model)
         return np.stack([self.is_correct[model, seed] for seed in seeds])
 
-    def family(self, models: Sequence[str]) -> Family:
+    def family(self, models: Sequence[str], *, shares_subsets: bool = False) -> Family:
         """Prepare models for joint statistical tests."""
-        return Family(np.stack([self.correct_of(model) for model in models]), self.units)
+        correct = np.stack([self.correct_of(model) for model in models])
+        return Family(correct, self.units, shares_subsets=shares_subsets)
 
     @cached_property
     def chance(self) -> float:
@@ -71,10 +71,7 @@ class RunPredictions:
 
 
 def read_predictions(file: Path) -> list[tuple[str, str, str]]:
-    """Return the path, the label and the predicted class of each image in a predictions.csv.
-
-    A damaged file raises KeyError, TypeError or csv.Error, because callers know what to do about it.
-    """
+    """Return the path, the label and the predicted class of each image in a predictions.csv."""
     with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
         rows = csv.DictReader(text)
         return [(restored(row["path"]), restored(row["label"]), restored(row["predicted"])) for row in rows]
@@ -83,19 +80,12 @@ def read_predictions(file: Path) -> list[tuple[str, str, str]]:
 def read_run_predictions(plan: Plan, out: Path, fraction: float, test_images: ComparisonImages) -> RunPredictions:
     """Read the predictions of all runs on a fraction of the data for the test images that are not left out.
 
-    It is an error if a file of predictions is damaged, or if the runs predicted different images.
+    It is an error if the runs predicted different images.
     """
     is_correct: CorrectByRun = {}
     of_first_run: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # paths and labels
     for job in (job for job in plan.jobs if job.fraction == fraction):
-        file = out / job.folder / PREDICTIONS
-        try:
-            rows = sorted(read_predictions(file))
-        except (KeyError, TypeError, csv.Error, FileNotFoundError) as error:
-            raise VitkitError(
-                "experiments.predictions-damaged",
-                f"{file} is missing or damaged: delete its folder, then continue with --resume",
-            ) from error
+        rows = sorted(read_predictions(out / job.folder / PREDICTIONS))
         paths, labels = tuple(path for path, _, _ in rows), tuple(label for _, label, _ in rows)
         if of_first_run not in (None, (paths, labels)):
             raise VitkitError(
@@ -118,33 +108,10 @@ def read_run_predictions(plan: Plan, out: Path, fraction: float, test_images: Co
     return RunPredictions(fraction, paths, labels, is_correct, units, test_images.split)
 
 
-@dataclass(frozen=True)
-class ModelsAtFraction:
-    """The models that were trained on one fraction of the data, prepared for joint statistical tests."""
-
-    predictions: RunPredictions
-    family: Family  # models that share the same runs occur once
-    index_of: dict[str, int]  # the index of each model in `family`
-
-
-def prepare_families(plan: Plan, predictions_by_fraction: Sequence[RunPredictions]) -> list[ModelsAtFraction]:
-    """Prepare the models for joint statistical tests, separately for each fraction of the data."""
-    families = []
-    for predictions in predictions_by_fraction:
-        jobs = [job for job in plan.jobs if job.fraction == predictions.fraction]
-        index_of: dict[str, int] = {}
-        index_of_folders: dict[tuple[str, ...], int] = {}  # of a model's runs
-        correct: list[npt.NDArray[np.bool_]] = []
-        for name in plan.models:
-            folders = tuple(sorted(job.folder for job in jobs if job.model == name))
-            if folders not in index_of_folders:
-                index_of_folders[folders] = len(correct)
-                correct.append(predictions.correct_of(name))
-            index_of[name] = index_of_folders[folders]
-        shares_subsets = any(job.fields.get("max_images") for job in jobs)
-        family = Family(np.stack(correct), predictions.units, shares_subsets=shares_subsets)
-        families.append(ModelsAtFraction(predictions, family, index_of))
-    return families
+def family_of(plan: Plan, predictions: RunPredictions) -> Family:
+    """Prepare all models of the plan, in its order, for joint statistical tests on one fraction of the data."""
+    jobs = [job for job in plan.jobs if job.fraction == predictions.fraction]
+    return predictions.family(plan.models, shares_subsets=any(job.fields.get("max_images") for job in jobs))
 
 
 # --- Each run and each model ------------------------------------------------------------------------------
@@ -195,22 +162,28 @@ def run_figures(job: ComparisonJob, out: Path, gmacs: float | None, predictions:
 
 
 def model_figures(
-    name: str, plan: Plan, out: Path, families: Sequence[ModelsAtFraction], costs: dict[str, Any]
+    name: str,
+    plan: Plan,
+    out: Path,
+    by_fraction: Sequence[RunPredictions],
+    families: Sequence[Family],
+    costs: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the numbers of a model on the largest fraction of the data, summarised over its seeds.
 
     Accuracy, loss and calibration error are means; durations, training speed and memory are medians. The accuracies on
-    all fractions are in `by_fraction`. `families` are all models at each fraction, the smallest fraction first, and
-    `costs` the size, operations and speed of this model, as in `costs_of`.
+    all fractions are in `by_fraction`. The predictions and the families of all models are given for each fraction, the
+    smallest one first. `costs` are the size, operations and speed of this model, as in `costs_of`.
     """
-    predictions = {family.predictions.fraction: family.predictions for family in families}
+    index = plan.models.index(name)
+    predictions = {each.fraction: each for each in by_fraction}
     runs = [run_figures(job, out, costs["gmacs"], predictions[job.fraction]) for job in plan.jobs if job.model == name]
     last = [run for run in runs if run["fraction"] == plan.fractions[-1]]  # on the largest fraction
     figures: dict[str, Any] = {"name": name}
     for key in ("accuracy", "loss", "ece"):
         values = [run[key] for run in last]
         figures[key] = None if None in values else statistics.mean(values)
-    figures["interval"] = list(families[-1].family.interval(families[-1].index_of[name]))
+    figures["interval"] = list(families[-1].interval(index))
     figures |= costs
     for key in ("train_images_per_s", "peak_memory", "epochs_to_best", "seconds_to_best"):
         values = [run[key] for run in last if run[key] is not None]
@@ -222,11 +195,11 @@ def model_figures(
         figures[key] = statistics.median(values) if len(reached) == len(last) and values else None
     figures["by_fraction"] = [
         {
-            "fraction": family.predictions.fraction,
-            "accuracy": float(family.family.accuracy[family.index_of[name]]),
-            "interval": list(family.family.interval(family.index_of[name])),
+            "fraction": each.fraction,
+            "accuracy": float(family.accuracy[index]),
+            "interval": list(family.interval(index)),
         }
-        for family in families
+        for each, family in zip(by_fraction, families, strict=True)
     ]
     caveats = list(dict.fromkeys(text for run in runs for text in run["caveats"]))
     return {**figures, "caveats": caveats, "runs": runs}
@@ -235,32 +208,21 @@ def model_figures(
 # --- Each pair of models ----------------------------------------------------------------------------------
 
 
-def pair_figures(plan: Plan, models: ModelsAtFraction) -> list[dict[str, Any]]:
+def pair_figures(plan: Plan, predictions: RunPredictions, family: Family) -> list[dict[str, Any]]:
     """Compare each pair of models: the difference in accuracy, intervals, p-values and verdict."""
-    predictions, family, index_of = models.predictions, models.family, models.index_of
-    compared = list(itertools.combinations(range(family.models), 2))  # models that share their runs count once
-    of_recipes = dict(zip(compared, family.differences(compared), strict=True))
-    of_trained = dict(zip(compared, family.differences(compared, include_seeds=False), strict=True))
+    compared = list(itertools.combinations(range(family.models), 2))
+    recipes, trained_models = family.differences(compared), family.differences(compared, include_seeds=False)
     rows = []
-    for a, b in itertools.combinations(plan.models, 2):
-        row: dict[str, Any] = {"a": a, "b": b, "fraction": predictions.fraction}
-        if index_of[a] == index_of[b]:
-            none = {"interval": [0.0, 0.0], "p": 1.0, "p_alone": 1.0, "needed": None}
-            row |= {"difference": 0.0, **none, "trained": none, "better": {"recipe": None, "trained": None}}
-            text = f"{a} and {b} are the same configuration: tied, difference exactly 0"
-        else:
-            pair = (index_of[a], index_of[b])
-            if pair in of_recipes:
-                recipe, trained = of_recipes[pair], of_trained[pair]
-            else:  # `b` shares its runs with a model before `a`
-                recipe, trained = of_recipes[pair[::-1]].reversed(), of_trained[pair[::-1]].reversed()
-            row |= {"difference": recipe.mean, **recipe.to_dict(), "trained": trained.to_dict()}
-            row["better"] = {
-                "recipe": recipe.better(a, b) if family.seeds > 1 else None,
-                "trained": trained.better(a, b),
-            }
-            text = verdict(a, b, recipe, trained, family.seeds, predictions.described, len(compared))
-        rows.append({**row, "verdict": text})
+    for (i, j), recipe, trained in zip(compared, recipes, trained_models, strict=True):
+        a, b = plan.models[i], plan.models[j]
+        row = {"a": a, "b": b, "fraction": predictions.fraction, "difference": recipe.mean, **recipe.to_dict()}
+        row["trained"] = trained.to_dict()
+        row["better"] = {
+            "recipe": recipe.better(a, b) if family.seeds > 1 else None,
+            "trained": trained.better(a, b),
+        }
+        row["verdict"] = verdict(a, b, recipe, trained, family.seeds, predictions.described, len(compared))
+        rows.append(row)
     return rows
 
 
@@ -311,13 +273,13 @@ def _gain(difference: Difference) -> str:
 # --- All models together ----------------------------------------------------------------------------------
 
 
-def best_model(plan: Plan, models: ModelsAtFraction) -> dict[str, Any]:
+def best_model(plan: Plan, family: Family) -> dict[str, Any]:
     """Return the model with the highest accuracy, and the accuracy to be expected on other images with other seeds.
 
     The measured accuracy is too optimistic, because the model was selected on the same images and seeds.
     """
-    winner, family = models.family.winner(), models.family
-    name = next(name for name in plan.models if models.index_of[name] == winner.index)
+    winner = family.winner()
+    name = plan.models[winner.index]
     bounds = f"(95 %: {interval_text([100 * end for end in winner.interval], 1)})"
     shown = f"{name} is the best here: {100 * winner.measured:.1f} %"
     if family.models > 1:
@@ -328,9 +290,8 @@ def best_model(plan: Plan, models: ModelsAtFraction) -> dict[str, Any]:
     return {**winner.to_dict(name, family.models), "sentence": shown}
 
 
-def seed_variation(plan: Plan, models: ModelsAtFraction) -> dict[str, Any] | None:
+def seed_variation(plan: Plan, family: Family) -> dict[str, Any] | None:
     """Return the standard deviation of accuracy between seeds, by model and as a sentence; None for one seed."""
-    family = models.family
     if family.seeds == 1:
         return None
     variances = np.maximum(family.seed_variance - family.chance_variance, 0.0)  # (M,)
@@ -339,7 +300,7 @@ def seed_variation(plan: Plan, models: ModelsAtFraction) -> dict[str, Any] | Non
     if family.models > 1:
         shown += f", estimated from all {trainings} trainings"
     return {
-        "by_model": {name: float(variances[models.index_of[name]]) ** 0.5 for name in plan.models},
+        "by_model": {name: float(own) ** 0.5 for name, own in zip(plan.models, variances, strict=True)},
         "trainings": trainings,
         "sentence": shown,
     }
@@ -471,26 +432,24 @@ def stress_figures(
     if not names:
         return []
     folders = {(job.model, job.seed): job.folder for job in plan.jobs if job.fraction == plan.fractions[-1]}
-    run_folders = list(dict.fromkeys(folders.values()))
+    run_folders = list(folders.values())
     side = max(Preprocess.from_dict(read_description(out / run)["preprocess"]).short_side for run in run_folders)
     is_correct = {}
     for number, folder in enumerate(run_folders, start=1):
         with reporting_within(f"stress, run {number} of {len(run_folders)}"):
             seed = plan.seeds[0]
             is_correct[folder] = _correct_under_stress(out, folder, predictions.paths, names, side, seed, device)
-    runs_of = {model: tuple(folders[model, seed] for seed in plan.seeds) for model in plan.models}
-    distinct = list(dict.fromkeys(runs_of.values()))  # models that share their runs count once
+    runs_of = [[folders[model, seed] for seed in plan.seeds] for model in plan.models]
     rows = []
     for name in names:
         stress = STRESSES[name]
         families = []
         for strength in stress.strengths:
             key = "" if strength == stress.strengths[0] else f"{name} {strength:g}"  # the first changes nothing
-            correct = np.array([[is_correct[folder][key] for folder in runs] for runs in distinct])  # (M, S, n)
+            correct = np.array([[is_correct[folder][key] for folder in runs] for runs in runs_of])  # (M, S, n)
             families.append(Family(correct, predictions.units))
         models = {}
-        for model, runs in runs_of.items():
-            i = distinct.index(runs)
+        for i, model in enumerate(plan.models):
             accuracies = [float(family.accuracy[i]) for family in families]
             models[model] = {"accuracy": accuracies, "interval": [list(family.interval(i)) for family in families]}
         row = {"kind": name, "title": stress.title, "unit": stress.unit, "about": stress.about}
@@ -511,10 +470,8 @@ def _correct_under_stress(
     file = out / "stress" / f"{Path(folder).name}.json"
     keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
     # For each key, a character for each image: 1 if it is classified correctly, otherwise 0.
-    stored: dict[str, Any] = {}
-    with suppress(OSError, VitkitError):  # if the file is missing or damaged, the images are classified again
-        stored = read_json(file)
-    if not all(isinstance(stored.get(key), str) and len(stored[key]) == len(paths) for key in keys):
+    stored = read_json(file) if file.is_file() else {}
+    if not stored.keys() >= set(keys):
         import torch
 
         from vitkit.data import images_of_run, picture_of, refuse_changed_images

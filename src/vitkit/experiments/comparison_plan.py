@@ -22,6 +22,7 @@ from vitkit.training import (
     Recipe,
     Run,
     SplitImages,
+    prefix_errors,
     prepared,
     requested,
     weights_of,
@@ -63,7 +64,10 @@ class ComparisonJob:
     def __post_init__(self) -> None:
         path = PurePath(self.folder)
         if path.is_absolute() or ".." in path.parts or not path.parts:  # the folder is written to, and may be cleared
-            raise ValueError(f"{self.folder!r} is not a folder below a comparison")
+            raise VitkitError(
+                "experiments.plan-damaged",
+                f"the plan names the folder {self.folder!r}, which is not in that of the comparison: start a new one",
+            )
 
     @property
     def described(self) -> str:
@@ -80,7 +84,7 @@ class Plan:
     models: tuple[str, ...]
     seeds: tuple[int, ...]
     fractions: tuple[float, ...]  # of the training images, the smallest first
-    jobs: tuple[ComparisonJob, ...]  # in the order in which they run; equal configurations share their trainings
+    jobs: tuple[ComparisonJob, ...]  # in the order in which they run
     test_hash: str  # of the test images and their labels
     notes: tuple[str, ...]  # for the user, one line each
 
@@ -97,13 +101,6 @@ class Plan:
         fields |= {name: tuple(fields[name]) for name in ("models", "seeds", "fractions", "notes")}
         fields["jobs"] = tuple(ComparisonJob(**job) for job in fields["jobs"])
         return cls(arguments, **fields)
-
-    def runs(self) -> list[ComparisonJob]:
-        """Return the distinct trainings, one job for each run folder."""
-        first: dict[str, ComparisonJob] = {}
-        for job in self.jobs:
-            first.setdefault(job.folder, job)
-        return list(first.values())
 
 
 def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
@@ -126,12 +123,10 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             label = f"{label} ({labels.count(label)})"
         request, left_out = without_vit_fields(recipe)
         notes += [f"{label}: {reason}" for reason in left_out]
-        try:
+        with prefix_errors(name):
             start = prepared(request).release_weights()
             check_weights_name(start)
             unused = without_effect(start.recipe, request)
-        except VitkitError as error:
-            raise VitkitError(error.code, f"{name}: {error}") from error
         if arguments["stress"]:
             start.source.task.require_single(
                 "--stress requires one class per picture, but these may have several: leave it out"
@@ -146,7 +141,12 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
                 "other weights",
             )
         entries.append(_Candidate(label, request.set_fields(), unused, start, part, test_hash))
-    first = entries[0]
+    first, label_of = entries[0], dict[str, str]()  # by complete recipe
+    for entry in entries:
+        if (other := label_of.setdefault(replace(entry.start.recipe, seed=0).to_toml(), entry.label)) != entry.label:
+            raise VitkitError(
+                "experiments.model-twice", f"{other} and {entry.label} are the same configuration: leave one out"
+            )
     for field in set_by_user:
         if all(field in entry.unused for entry in entries):
             raise VitkitError("experiments.argument-unused", f"{field} {first.unused[field]}: leave it out")
@@ -161,11 +161,8 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     test_images.check()
     notes += test_images.findings()
     seeds = tuple(first.start.recipe.seed + k for k in range(int(arguments["seeds"])))
-    for seed in seeds:  # the smallest fraction must contain an image of each class
-        try:
-            limit_training(first.split_images.images.table, max(round(fractions[0] * first.images), 1), seed)
-        except VitkitError as error:
-            raise VitkitError(error.code, f"--fractions {fractions[0]:g}: {error}") from error
+    with prefix_errors(f"--fractions {fractions[0]:g}"):  # the smallest fraction must contain an image of each class
+        limit_training(first.split_images.images.table, max(round(fractions[0] * first.images), 1), seeds[0])
     jobs, notes_on_jobs = _jobs(entries, fractions, seeds, budget)
     notes += notes_on_jobs
     if len(seeds) == 1:
@@ -228,10 +225,7 @@ def _jobs(
     # Return the trainings, ordered by fraction and seed, and notes about the budget.
     from vitkit.profiling import describe
 
-    folders: dict[tuple[str, float, int], str] = {}
     jobs, notes = [], []
-    # Models with the same complete recipe share their trainings.
-    configurations = [replace(entry.start.recipe, seed=0).to_toml() for entry in entries]
     flops_of_image = [  # a multiply-accumulate counts as two
         passes_of(entry.start.recipe.method) * (2e9 * describe(entry.start.config).gmacs) for entry in entries
     ]
@@ -258,8 +252,7 @@ def _jobs(
         views = 1 if recipe.method == "probe" else fields.get("epochs") or recipe.epochs
         flops = None if budget is not None and budget[0] == "time" else epoch_flops * views
         for seed in seeds:
-            key = (f"{configurations[i]} {fields.get('epochs')}", fraction, seed)
-            folder = folders.setdefault(key, f"runs/{fit_name(name, f'-{fraction:g}-seed{seed}')}")
+            folder = f"runs/{fit_name(name, f'-{fraction:g}-seed{seed}')}"
             seed_fields = {**fields, "seed": seed}
             jobs.append(ComparisonJob(entry.label, seed, fraction, images, seed_fields, folder, flops=flops))
     jobs.sort(key=lambda job: (job.fraction, job.seed))  # all models of one seed are trained one after another

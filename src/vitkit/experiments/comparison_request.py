@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.system import EVALUATION, PREDICTIONS, RECIPE, exclusive_in, from_json, is_empty
+from vitkit.system import EVALUATION, PREDICTIONS, RECIPE, exclusive_in, is_empty
 from vitkit.training import Recipe
 
 # Fields that a comparison sets itself, or that would split one run into several.
@@ -168,20 +168,6 @@ class ExperimentFolder:
             )
         locks.enter_context(exclusive_in(Path(out)))
         return Path(out)
-
-    def read(self, folder: Path) -> dict[str, Any]:
-        """Read the plan from a folder."""
-        try:
-            return dict(from_json((folder / self.plan).read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise self.damaged(folder) from error
-
-    def damaged(self, folder: Path) -> VitkitError:
-        """Create the error for a plan that cannot be read."""
-        return VitkitError(
-            "experiments.plan-damaged",
-            f"{folder / self.plan} is damaged: start the {self.what} again in another folder",
-        )
 
 
 # --- Stress ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Run the trainings of a comparison, one after another or in parallel.
 
-Each training is an ordinary run, which is resumed if it was interrupted. After a run, the digests of its result files
-are stored next to its folder. With these digests, exchanged folders and edited files are detected.
+Each training is an ordinary run, which is resumed if it was interrupted.
 
 If trainings run in parallel, each worker process (`system.processes`) trains one job at a time. A worker ends when its
 parent process ends, even if the parent is killed. Therefore no worker keeps a folder locked that another process wants
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
 import os
 import pickle
 import queue
@@ -31,18 +29,13 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import headline_of, read_figures
 from vitkit.experiments.comparison_plan import ComparisonJob
 from vitkit.experiments.comparison_request import PLANNED
-from vitkit.model_folder import DESCRIPTION, read_description
 from vitkit.system import (
     EVALUATION,
-    GROUPS,
-    METRICS,
-    PREDICTIONS,
     RECIPE,
     REPORT,
     SPLIT,
     Worker,
     choose_device,
-    from_json,
     log,
     muted,
     receiver,
@@ -50,40 +43,16 @@ from vitkit.system import (
     serve_calls,
     write_json,
 )
-from vitkit.training import DivergedError, Recipe, load_run_recipe, remove_run_files, resume, train
+from vitkit.training import DivergedError, Recipe, remove_run_files, resume, train
 
-COSTS, _DIGESTS = "costs", "digests"  # folders next to the runs, with a file for each run
-# Files of a finished run that must not change; the last has the weights' digest.
-_CHECKED_FILES = (RECIPE, SPLIT, GROUPS, METRICS, PREDICTIONS, EVALUATION, DESCRIPTION)
-# Fields that distinguish the runs of a comparison and are not changed when a recipe is resolved.
-_IDENTIFYING = ("seed", "max_images", "model", "model_fields", "method", "epochs")
-
-
-def _digests_file(job: ComparisonJob, out: Path) -> Path:
-    return out / _DIGESTS / f"{Path(job.folder).name}.json"
-
-
-def _compute_digests(folder: Path) -> dict[str, str]:
-    files = {name: folder / name for name in _CHECKED_FILES if (folder / name).is_file()}
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+COSTS = "costs"  # the folder next to the runs, with a file for each run
 
 
 def train_job(job: ComparisonJob, out: Path) -> None:
-    """Train a job or resume its training, write the digests of its result files, and measure its peak memory."""
+    """Train a job or resume its training, and measure its peak memory."""
     folder, fields = out / job.folder, job.fields
-    is_started, is_finished = (folder / RECIPE).is_file(), (folder / REPORT).is_file()
-    if is_started:
-        planned, recipe = Recipe.of(fields, PLANNED), load_run_recipe(folder / RECIPE)
-        for name in _IDENTIFYING:
-            expected, found = getattr(planned, name), getattr(recipe, name)
-            if name in fields and expected is not None and found != expected:
-                raise VitkitError(
-                    "experiments.run-changed",
-                    f"{folder} contains a run with {name} {found}, but the comparison expects {expected}: restore the "
-                    f"original run, or delete {folder} and continue with --resume",
-                )
     can_measure = _reset_peak_memory()
-    if job.pretraining is not None and not is_started:
+    if job.pretraining is not None and not (folder / RECIPE).is_file():
         from vitkit.training import Pretraining, pretrain, resume_pretraining, split_fields
 
         encoder = folder.with_name(f"{folder.name}-pretrained")
@@ -94,9 +63,7 @@ def train_job(job: ComparisonJob, out: Path) -> None:
         fields = {**fields, "weights": str(encoder)}
     _start_or_resume(train, resume, fields, folder)
     peak = _peak_memory() if can_measure else None
-    (out / _DIGESTS).mkdir(exist_ok=True)
-    write_json(_digests_file(job, out), _compute_digests(folder))
-    if peak is not None and not is_finished:  # a finished run is only evaluated again, which says nothing of its peak
+    if peak is not None:
         (out / COSTS).mkdir(exist_ok=True)
         write_json(out / COSTS / f"{folder.name}.json", {"peak_memory": peak})
 
@@ -117,24 +84,13 @@ def _start_or_resume(
 def train_all(jobs: Sequence[ComparisonJob], out: Path, devices: int) -> dict[str, str]:
     """Train all jobs that are not finished, and return the error messages of those that diverged, by folder.
 
-    `jobs` has one job for each folder. With several `devices`, that many jobs are trained in parallel, each in a
-    process of its own. Other errors are raised. After an error or a signal, the remaining jobs can be trained later.
+    With several `devices`, that many jobs are trained in parallel, each in a process of its own. Other errors are
+    raised. After an error or a signal, the remaining jobs can be trained later.
     """
-    finished = [job for job in jobs if (out / job.folder / REPORT).is_file() and _digests_file(job, out).is_file()]
+    finished = [job for job in jobs if (out / job.folder / REPORT).is_file()]
     remaining = [job for job in jobs if job not in finished]
     if finished:
         log.info(f"{len(finished)} of {len(jobs)} runs are finished already")
-        for job in finished:
-            folder = out / job.folder
-            recorded = from_json(_digests_file(job, out).read_text(encoding="utf-8"))
-            digests = _compute_digests(folder)
-            if changed := [name for name in _CHECKED_FILES if digests.get(name) != recorded.get(name)]:
-                raise VitkitError(
-                    "experiments.run-changed",
-                    f"{folder / changed[0]} has changed since the training: it was edited, or belongs to another run; "
-                    f"restore it, or delete {folder} and continue with --resume",
-                )
-            read_description(folder)  # compares the weights with their digest
         if remaining:
             refuse_changed_images(out / finished[0].folder / SPLIT, "start again in another folder")
     messages: dict[str, str] = {}  # of the diverged runs

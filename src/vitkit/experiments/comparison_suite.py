@@ -19,13 +19,12 @@ from typing import Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_request import ExperimentFolder, recipe_of
-from vitkit.system import labelled, log, write_json, write_text
+from vitkit.system import labelled, log, read_json, write_json, write_text
 from vitkit.text import Verdict, aligned, plural, sentence
 from vitkit.verbs import Result, csv_table
 
 PLAN, SUITE, TABLE, PAGE = "suite-plan.json", "suite.json", "suite.csv", "suite.html"
 FOLDER = ExperimentFolder(PLAN, "comparison")
-_SHARED = "shared with another name"  # in place of the costs, if an earlier model has the same configuration
 _MIN_MODELS, _MIN_DATA_SETS = 3, 5  # for a test of ranks
 
 
@@ -85,7 +84,7 @@ def suite(
                     "experiments.argument-changed", "--resume uses the data and models of --out: leave them out"
                 )
             folder = FOLDER.lock(out, locks)
-            plan = FOLDER.read(folder)
+            plan = read_json(folder / PLAN)
         else:
             plan = _plan(data, models, options)
             folder = new_run_folder("compare-all", locks) if out is None else FOLDER.reserve(out, locks)
@@ -111,8 +110,6 @@ def suite(
         except Interrupted:
             log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
-        except (KeyError, TypeError) as error:
-            raise FOLDER.damaged(folder) from error
         figures = {"vitkit": vitkit.__version__, **figures_of(labels, contents), "folders": folders}
         result = _result(folder, figures)
         write_text(folder / TABLE, csv_table(result.rows(), end="\n"))
@@ -125,6 +122,7 @@ def _plan(data: Sequence[str], models: str | Sequence[str] | None, options: Mapp
     """Check all models on all data sets, print the costs of the trainings, and return the plan in JSON types."""
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.experiments.comparison_request import arguments_of, names_of
+    from vitkit.training import prefix_errors
     from vitkit.verbs import check_data
 
     if models is None:
@@ -136,20 +134,17 @@ def _plan(data: Sequence[str], models: str | Sequence[str] | None, options: Mapp
     settings.pop("devices")
     names = [Path(source).name or source for source in data]
     labels = [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
-    costs: dict[str, dict[str, str]] = {}  # by model and data set
-    for source, label in zip(data, labels, strict=True):
+    costs: dict[str, list[str]] = {}  # by model, on each data set
+    for source in data:
         check_data(source)
-        try:
+        with prefix_errors(source):
             plan = make_plan(arguments_of(source, models, **shared), settings)
-        except VitkitError as error:
-            raise VitkitError(error.code, f"{source}: {error}") from error
         for name in plan.models:
-            flops = [job.flops for job in plan.runs() if job.model == name]
+            flops = [job.flops for job in plan.jobs if job.model == name]
             known = [value for value in flops if value is not None]
             total = f", {sum(known):.3g}" if len(known) == len(flops) else ""
-            costs.setdefault(name, {})[label] = f"{len(flops)}{total}" if flops else _SHARED
-    rows = [[name, *(cells.get(label, _SHARED) for label in labels)] for name, cells in costs.items()]
-    for line in aligned([["trainings, FLOPs", *labels], *rows]):
+            costs.setdefault(name, []).append(f"{len(flops)}{total}")
+    for line in aligned([["trainings, FLOPs", *labels], *([name, *cells] for name, cells in costs.items())]):
         log.info(line)
     return {
         "vitkit": vitkit.__version__,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.errors import VitkitError
 from vitkit.experiments.comparison_request import ExperimentFolder
 from vitkit.model_folder import WEIGHTS
-from vitkit.system import read_json, write_json
-from vitkit.text import interval_text, is_number
+from vitkit.text import interval_text
 
 if TYPE_CHECKING:
     import torch
@@ -80,15 +77,13 @@ def row_of(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> dict[str, A
     return {key: model[key] for key in keys if key not in ("interval", "caveats")} | {"low": low, "high": high}
 
 
-SPEEDS = "speeds.json"
 BATCH, ROUNDS = 32, 5  # images per batch, and number of timings per model
 
 
-def costs_of(folders: Mapping[str, Path], out: Path, device: str) -> dict[str, dict[str, Any]]:
+def costs_of(folders: Mapping[str, Path], device: str) -> dict[str, dict[str, Any]]:
     """Return the size, the operations and the prediction speed of each model, given the folders of runs by any name.
 
-    The speeds are measured in rounds that alternate between the models. They are stored in a file in `out`, so that a
-    resumed comparison does not repeat them.
+    The speeds are measured in rounds that alternate between the models.
     """
     import torch
 
@@ -97,21 +92,15 @@ def costs_of(folders: Mapping[str, Path], out: Path, device: str) -> dict[str, d
     from vitkit.weights import load
 
     classifiers = {name: load(folder) for name, folder in folders.items()}
-    speeds: dict[str, Any] = {}
-    with suppress(OSError, VitkitError):  # if the file is missing or damaged, the speeds are measured again
-        speeds = read_json(out / SPEEDS)
-    if speeds.keys() != classifiers.keys() or not all(map(is_number, speeds.values())):
-        where = torch.device(choose_device(device))
+    where = torch.device(choose_device(device))
 
-        def prediction_of_batch(classifier: Classifier) -> Callable[[], torch.Tensor]:
-            model, (height, width) = classifier.model.to(where), classifier.preprocess.size
-            images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=where)
-            return torch.inference_mode()(lambda: model(images))
+    def prediction_of_batch(classifier: Classifier) -> Callable[[], torch.Tensor]:
+        model, (height, width) = classifier.model.to(where), classifier.preprocess.size
+        images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=where)
+        return torch.inference_mode()(lambda: model(images))
 
-        functions = {name: prediction_of_batch(classifier) for name, classifier in classifiers.items()}
-        times = interleave(functions, ROUNDS, stopwatch=stopwatch_for(where))
-        speeds = {name: timing.rate(BATCH).median for name, timing in times.items()}
-        write_json(out / SPEEDS, speeds)
+    functions = {name: prediction_of_batch(classifier) for name, classifier in classifiers.items()}
+    times = interleave(functions, ROUNDS, stopwatch=stopwatch_for(where))
     costs = {}
     for name, folder in folders.items():
         model = classifiers[name].model
@@ -119,6 +108,6 @@ def costs_of(folders: Mapping[str, Path], out: Path, device: str) -> dict[str, d
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "gmacs": describe(model.config).gmacs,
             "file_bytes": (folder / WEIGHTS).stat().st_size,
-            "predict_images_per_s": speeds[name],
+            "predict_images_per_s": times[name].rate(BATCH).median,
         }
     return costs

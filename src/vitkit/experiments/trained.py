@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import shlex
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation import Units, headline_of, read_figures
 from vitkit.experiments.comparison_figures import read_predictions
 from vitkit.experiments.comparison_table import COMPARISON, FOLDER, HEADINGS, PAGE, TABLE, cells, costs_of, row_of
-from vitkit.experiments.statistics import LEVEL, Family
+from vitkit.experiments.statistics import Family
 from vitkit.system import EVALUATION, GROUPS, PREDICTIONS, SPLIT, public_path, write_json, write_text
 from vitkit.text import aligned, interval_text, plural
 from vitkit.verbs import Result, csv_table
@@ -57,14 +56,9 @@ class _Run:
         """Read a run. Images that its weights had seen are left out."""
         figures, table = read_figures(folder / EVALUATION), split_from_file(folder / SPLIT)
         digests, seen = read_contents(folder / SPLIT), set((figures.get("seen") or {"paths": ()})["paths"])
-        try:
-            rows = read_predictions(folder / PREDICTIONS)
-        except (KeyError, TypeError, csv.Error) as error:
-            message = f"{folder / PREDICTIONS} is damaged: {error}"
-            raise VitkitError("experiments.predictions-damaged", message) from error
         answers = {
             path: _Answer(label, predicted, digests.get(path) or str(table.root / path))
-            for path, label, predicted in rows
+            for path, label, predicted in read_predictions(folder / PREDICTIONS)
             if path not in seen
         }
         headline = headline_of(figures)
@@ -97,7 +91,7 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
         folder = new_run_folder(f"compare-{first_name}", locks) if out is None else FOLDER.reserve(out, locks)
         folder.mkdir(parents=True, exist_ok=True)
         correct = np.array([[run.answers[path].label == run.answers[path].predicted for path in paths] for run in runs])
-        figures = _figures(runs, paths, correct, costs_of({run.name: run.folder for run in runs}, folder, "auto"))
+        figures = _figures(runs, paths, correct, costs_of({run.name: run.folder for run in runs}, "auto"))
         models = figures["models"]
         sentences = [_sentence_of_pair(pair) for pair in figures["pairs"]]
         titles, rows = [HEADINGS[key] for key in _COLUMNS], [cells(model, _COLUMNS) for model in models]
@@ -207,9 +201,7 @@ def _left_out(runs: Sequence[_Run], images: int) -> Iterator[str]:
 
 def _sentence_of_pair(pair: dict[str, Any]) -> str:
     points = interval_text([100 * end for end in pair["interval"]], 1)
-    p = f"p = {pair['p']:.3f}"
-    if pair["p"] < LEVEL and p in ("p = 0.000", f"p = {LEVEL:.3f}"):  # rounded to a limit that it is below
-        p = "p < 0.001" if p == "p = 0.000" else f"p < {LEVEL:g}"
+    p = f"p = {pair['p']:.3f}" if pair["p"] >= 0.001 else "p < 0.001"
     return (
         f"{pair['a']} minus {pair['b']}: {100 * pair['difference']:+.1f} points (95 %: {points}, {p}); "
         f"only {pair['a']} is right for {pair['only'][0]}, only {pair['b']} for {pair['only'][1]}"

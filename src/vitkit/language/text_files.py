@@ -22,11 +22,10 @@ from vitkit.language.tokenizer import Clean
 from vitkit.model.config import ViTConfig
 from vitkit.model.layers import norm_layer
 from vitkit.model.vit import Block
-from vitkit.text.cells import listed
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import huggingface_towers, open_clip
 from vitkit.weights.formats.huggingface_described import activation
-from vitkit.weights.layout import Piece, depth_of, joined_shape, pair, same
+from vitkit.weights.layout import Layout, Piece, account_for, depth_of, joined_shape, pair, same
 
 _HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
 _OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
@@ -167,18 +166,12 @@ def _tower(checkpoint: Checkpoint, layout: _TextLayout, gelu: str) -> TextTower:
     with torch.device("meta"):
         tower = TextTower(config)
     expected = {name: tensor.shape for name, tensor in tower.state_dict().items()}
-    stored_names = {name: layout.pieces[name].stored_names for name in expected}
-    required = [stored for names in stored_names.values() for stored in names]
-    missing = [stored for stored in required if stored not in checkpoint.tensors]
-    known = {*required, layout.projection}
-    unexpected = [name for name in checkpoint.tensors if re.match(layout.pattern, name) and name not in known]
-    misshapen = []
-    for name, shape in expected.items():
-        if shapes[name] != shape and not {*stored_names[name]} & {*missing}:
-            misshapen.append(" + ".join(stored_names[name]))
-    problems = {"missing": missing, "left over": unexpected, "of another shape": misshapen}
-    text = "; ".join(f"{problem}: {listed(names, 6)}" for problem, names in problems.items() if names)
-    if text:
+    others = {name: "" for name in checkpoint.tensors if not re.match(layout.pattern, name)}  # of the image encoder
+    if layout.projection is not None:
+        others[layout.projection] = ""
+    described = Layout(format="", pieces=layout.pieces, dropped=others)
+    account = account_for(checkpoint.tensors, described, ViTConfig(), expected)
+    if text := account.describe():
         raise VitkitError(
             "language.tensors-unlike",
             f"{checkpoint.path}: the tensors of the text encoder do not fit together: {text}; use the publisher's file",

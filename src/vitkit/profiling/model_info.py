@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitkit.model.build import Model, build
-from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
@@ -108,17 +107,45 @@ class _CostCounter(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = _STAND_INS.get(func, func)(*args, **(kwargs or {}))
-        if func in _MACS:
-            self.measured.macs += _MACS[func](output, *args)
+        if func in PRODUCTS:
+            self.measured.macs += sum(product.macs for product in PRODUCTS[func](output, *args))
         return output
 
 
-# Multiply-accumulates of a call, from its output and its arguments.
-_MACS: dict[Any, Callable[..., int]] = {
-    F.linear: lambda output, _x, weight, *_: output.numel() * weight.shape[1],
-    F.conv2d: lambda output, _x, weight, *_: output.numel() * math.prod(weight.shape[1:]),
-    F.scaled_dot_product_attention: lambda output, _q, k, _v: 2 * output.numel() * k.shape[-2],  # q k^T, and with v
-    Tensor.matmul: lambda output, left, _right: output.numel() * left.shape[-1],
+class Product(NamedTuple):
+    """A batch of `batch` matrix products (rows, inner) @ (inner, columns); attention has one per image and head."""
+
+    rows: int
+    inner: int
+    columns: int
+    batch: int = 1
+
+    @property
+    def macs(self) -> int:
+        """The number of multiply-accumulates."""
+        return self.batch * self.rows * self.inner * self.columns
+
+
+def _convolution_products(output: Tensor, _x: Tensor, weight: Tensor, *rest: Any) -> list[Product]:
+    groups = rest[4] if len(rest) > 4 else 1  # bias, stride, padding, dilation, groups
+    pixels = output.numel() // output.shape[1]
+    return [Product(pixels, math.prod(weight.shape[1:]), len(weight) // groups, groups)]
+
+
+def _attention_products(output: Tensor, _q: Tensor, k: Tensor, _v: Tensor) -> list[Product]:
+    B, H, n, D_h = output.shape
+    N = k.shape[-2]
+    return [Product(n, D_h, N, B * H), Product(n, N, D_h, B * H)]  # q k^T, and with v
+
+
+# The matrix products of a call, from its output and its arguments.
+PRODUCTS: dict[Any, Callable[..., list[Product]]] = {
+    F.linear: lambda output, _x, weight, *_: [Product(output.numel() // len(weight), weight.shape[1], len(weight))],
+    F.conv2d: _convolution_products,
+    F.scaled_dot_product_attention: _attention_products,
+    Tensor.matmul: lambda output, left, _right: [
+        Product(output.shape[-2], left.shape[-1], output.shape[-1], math.prod(output.shape[:-2]))
+    ],
 }
 
 
@@ -285,8 +312,12 @@ def describe(config: Config) -> ModelInfo:
                 parameters = sum(parameter.numel() for parameter in part.parameters())
                 stages.append(CostStage(name, shape, parameters, measured.macs_of.get(f"network.{name}", 0)))
         return _info(network, measured, measured, stages)
-    model = _build(config)
-    full, executed = _measure(config, shortcut=False), _measure(config, shortcut=True)
+    with torch.device("meta"):
+        model = VisionTransformer(config).eval()
+        image = torch.empty(1, config.in_channels, *config.image_size)
+    executed = measure(model, image)
+    model.shortcut = False  # then the last layer computes all tokens, and not only those that the head needs
+    full = measure(model, image)
     return _info(model, full, executed, _stages(model, full))
 
 
@@ -301,36 +332,6 @@ def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[C
         activation_bytes=full.kept_bytes,
         stages=stages,
     )
-
-
-def _measure(config: ViTConfig, *, shortcut: bool) -> ForwardCost:
-    """Measure a forward pass of one image, by extrapolation from two small models if all layers have equal cost.
-
-    With `shortcut`, the last layer computes only the tokens that the head needs, and therefore costs less. For this
-    reason, models with one and with two attention layers (or pairs of axial layers) are measured. Their difference is
-    the cost of each further layer.
-    """
-
-    def measure_config(config: ViTConfig) -> ForwardCost:
-        model = _build(config)
-        model.shortcut = shortcut
-        return measure(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
-
-    unit = 2 if config.attention == "axial" else 1  # a layer within rows and one within columns
-    if config.conv_layers or config.global_layers or config.layers <= 2 * unit:
-        return measure_config(config)
-    one, two = (measure_config(config.replace(layers=layers)) for layers in (unit, 2 * unit))
-    further = config.layers // unit - 1
-    return replace(
-        two,
-        macs=one.macs + further * (two.macs - one.macs),
-        kept_bytes=one.kept_bytes + further * (two.kept_bytes - one.kept_bytes),
-    )
-
-
-def _build(config: ViTConfig) -> VisionTransformer:
-    with torch.device("meta"):
-        return VisionTransformer(config).eval()
 
 
 def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:

@@ -17,10 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -28,6 +27,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.build import Model, build
 from vitkit.model.names import Config
 from vitkit.model.network import Network
+from vitkit.profiling.model_info import PRODUCTS, Product
 from vitkit.system.progress import progress
 
 Work = Callable[[], object]
@@ -246,13 +246,12 @@ def interleave(
     *,
     stopwatch: _Stopwatch = wall_seconds,
     min_seconds: float = 0.05,
-    warm_up_below: float = 1.0,
     max_seconds: float = math.inf,
 ) -> dict[str, Timing]:
     """Time each piece of work once per round, in the order of `works`.
 
     Before the first round, each piece is run twice, so that kernels are chosen and compiled. In each round, a piece
-    that takes less than `warm_up_below` seconds is first run once without timing, because the previous piece has filled
+    that takes less than a second is first run once without timing, because the previous piece has filled
     the caches, and its threads may keep spinning for a tenth of a second. A piece that takes less than `min_seconds` is
     repeated, and the mean time is recorded. After `max_seconds` of rounds, no other round begins.
     """
@@ -261,7 +260,7 @@ def interleave(
         stopwatch(work)
         took = stopwatch(work)
         repeats[name] = max(math.ceil(min_seconds / max(took, 1e-9)), 1)
-        needs_warm_up[name] = took < warm_up_below
+        needs_warm_up[name] = took < 1.0
     seconds: dict[str, list[float]] = {name: [] for name in works}
     end = time.monotonic() + max_seconds
     for done in range(rounds):
@@ -368,20 +367,6 @@ def _implementations(product: Product, dtype: torch.dtype, device: torch.device)
     return works
 
 
-class Product(NamedTuple):
-    """A batch of `batch` matrix products (rows, inner) @ (inner, columns); attention has one per image and head."""
-
-    rows: int
-    inner: int
-    columns: int
-    batch: int = 1
-
-    @property
-    def macs(self) -> int:
-        """The number of multiply-accumulates."""
-        return self.batch * self.rows * self.inner * self.columns
-
-
 def products(config: Config, images: int = 1) -> Counter[Product]:
     """Count the matrix products of one forward pass of a batch of images, by their shape.
 
@@ -402,28 +387,6 @@ class _ProductCollector(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func in _PRODUCTS:
-            self.products.update(_PRODUCTS[func](output, *args))
+        if func in PRODUCTS:
+            self.products.update(PRODUCTS[func](output, *args))
         return output
-
-
-def _convolution_products(output: Tensor, _x: Tensor, weight: Tensor, *rest: Any) -> list[Product]:
-    groups = rest[4] if len(rest) > 4 else 1  # bias, stride, padding, dilation, groups
-    pixels = output.numel() // output.shape[1]
-    return [Product(pixels, math.prod(weight.shape[1:]), len(weight) // groups, groups)]
-
-
-def _attention_products(output: Tensor, _q: Tensor, k: Tensor, _v: Tensor) -> list[Product]:
-    B, H, n, D_h = output.shape
-    N = k.shape[-2]
-    return [Product(n, D_h, N, B * H), Product(n, N, D_h, B * H)]  # q k^T, and with v
-
-
-_PRODUCTS: dict[Any, Callable[..., list[Product]]] = {
-    F.linear: lambda output, _x, weight, *_: [Product(output.numel() // len(weight), weight.shape[1], len(weight))],
-    F.conv2d: _convolution_products,
-    F.scaled_dot_product_attention: _attention_products,
-    Tensor.matmul: lambda output, left, _right: [
-        Product(output.shape[-2], left.shape[-1], output.shape[-1], math.prod(output.shape[:-2]))
-    ],
-}

@@ -210,7 +210,7 @@ def _pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 *([f"{pair['fraction']:g}"] if has_fractions else []),
                 f"{100 * pair['difference']:+.1f}",
                 f"{low:+.1f} to {high:+.1f}",
-                "-" if pair["needed"] is None else f"{100 * pair['needed']:.1f}",
+                f"{100 * pair['needed']:.1f}",
                 f"{pair['p']:.3f}",
                 f"{low_trained:+.1f} to {high_trained:+.1f}",
                 f"{pair['trained']['p']:.3f}",

@@ -316,8 +316,6 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         if fits:
             break
     else:
-        if type(value) is int and abs(value) > _MAX_INT and {int, float} & set(kinds):
-            raise VitkitError("text.value-outside", f"{name} must be a number between -2^63 and 2^63")
         others = [kind for kind in kinds if kind is not NoneType]
         message = f"{name} must be {one_of(tuple(dict.fromkeys(map(_expected, others))))}, not {type_of(value)}"
         is_choice = isinstance(value, str) and any(get_origin(kind) is Literal for kind in others)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from matplotlib.figure import Figure
+
+    from vitkit.experiments.comparison_images import Measured, Subject
 
 PAPER = "arXiv 2010.11929"
 # Fields for fine-tuning that differs from training from scratch only in the initial weights.
@@ -115,8 +116,8 @@ class Ablation(Experiment):
 class Measurement(Experiment):
     """A quantity that is measured on an existing model."""
 
-    module: str
-    function: str  # of this module, from a `Subject` to a `Measured`
+    measure: Callable[[Subject], Measured]
+    draw: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Callable[[], Figure]]] | None = None  # from arrays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +147,8 @@ def result_of(
     pictures: dict[str, Callable[[], Figure]]  # as in the paper, by caption
     if figures.get("preset") == "paper" and folder is None:  # only the cost was computed
         pictures = {}
-    elif isinstance(experiment, Measurement) and experiment.picture == "attention":
-        pictures = import_module(experiment.module).attention_pictures(figures, arrays or {})
+    elif isinstance(experiment, Measurement) and experiment.draw is not None:
+        pictures = experiment.draw(figures, arrays or {})
     else:
         from vitkit.reporting import draw_lines, pictures_of_experiment
 

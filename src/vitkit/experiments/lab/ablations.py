@@ -379,20 +379,6 @@ PRETRAINING = Ablation(
 SHOTS = (1, 2, 5, 10, 25)
 PENALTIES = tuple(10.0**power for power in range(6, -7, -1))  # of least squares
 
-FEW_SHOT = Measurement(
-    name="few-shot",
-    question="How well do a model's features separate classes with a few images of each, without training?",
-    source=f"{PAPER}, sec. 4.1",
-    says=(
-        "least squares from frozen features to targets of 1 and -1, which replaces fine-tuning where it is too slow; "
-        "Table 8 has 64.206 % for 1,000 classes with 5 images of each (ViT-B/16 pre-trained on JFT)"
-    ),
-    differs="different images, fewer and different classes, and the named model at its own resolution",
-    module="vitkit.experiments.lab.ablations",
-    function="measure_few_shot",
-    picture="few-shot",
-)
-
 
 def measure_few_shot(subject: Subject) -> Measured:
     """Measure the few-shot accuracy on held-out images, for several numbers of training images per class.
@@ -444,6 +430,20 @@ def measure_few_shot(subject: Subject) -> Measured:
     return Measured(headings, rows, {"few_shot": numbers, "chance": chance / 100}, lines)
 
 
+FEW_SHOT = Measurement(
+    name="few-shot",
+    question="How well do a model's features separate classes with a few images of each, without training?",
+    source=f"{PAPER}, sec. 4.1",
+    says=(
+        "least squares from frozen features to targets of 1 and -1, which replaces fine-tuning where it is too slow; "
+        "Table 8 has 64.206 % for 1,000 classes with 5 images of each (ViT-B/16 pre-trained on JFT)"
+    ),
+    differs="different images, fewer and different classes, and the named model at its own resolution",
+    measure=measure_few_shot,
+    picture="few-shot",
+)
+
+
 def fit_and_predict(
     x: npt.NDArray[np.floating], labels: npt.NDArray[np.integer], x_test: npt.NDArray[np.floating], classes: int
 ) -> npt.NDArray[np.integer]:
@@ -476,20 +476,6 @@ def draw_images(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.N
 
 MAX_IMAGES = 128  # the number of images that the paper averages over
 MIN_LAYERS = 5  # with fewer layers, the smallest possible p-value exceeds 5 %
-
-ATTENTION_DISTANCE = Measurement(
-    name="attention-distance",
-    question="How far do the heads look, layer by layer?",
-    source=f"{PAPER}, sec. 4.5, Figure 7 (right), app. D.7",
-    says=(
-        "some heads attend to most of the image already in the lowest layers, others only locally; the distance grows "
-        "with depth"
-    ),
-    differs="Figure 7 is for ViT-L/16 at 224 px and 128 images, as a scatter plot without numbers",
-    module="vitkit.experiments.lab.ablations",
-    function="measure_attention_distance",
-    picture="attention",
-)
 
 
 def measure_attention_distance(subject: Subject) -> Measured:
@@ -561,6 +547,21 @@ def attention_pictures(
         distance, "Each head", "mean distance, pixels", figures["everywhere"]
     )
     return pictures
+
+
+ATTENTION_DISTANCE = Measurement(
+    name="attention-distance",
+    question="How far do the heads look, layer by layer?",
+    source=f"{PAPER}, sec. 4.5, Figure 7 (right), app. D.7",
+    says=(
+        "some heads attend to most of the image already in the lowest layers, others only locally; the distance grows "
+        "with depth"
+    ),
+    differs="Figure 7 is for ViT-L/16 at 224 px and 128 images, as a scatter plot without numbers",
+    measure=measure_attention_distance,
+    picture="attention",
+    draw=attention_pictures,
+)
 
 
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:

@@ -23,11 +23,10 @@ from vitkit.data import held_out_split, read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_figures import (
-    ModelsAtFraction,
     RunPredictions,
     facts_of_test,
+    family_of,
     pair_figures,
-    prepare_families,
     read_run_predictions,
 )
 from vitkit.experiments.comparison_images import after_training, hash_of_images, head_features
@@ -47,7 +46,7 @@ from vitkit.model import config_for, is_network_name
 from vitkit.profiling import UTILISATION, core_days, describe
 from vitkit.system import SPLIT, public_path, receiver
 from vitkit.text import plural
-from vitkit.training import Recipe, Run, prepared, without_vit_fields
+from vitkit.training import Recipe, Run, prefix_errors, prepared, without_vit_fields
 from vitkit.verbs import Result
 
 SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
@@ -107,10 +106,8 @@ def plan_sizes(
         recipe, left_out = without_vit_fields(Recipe.of(fields, PLANNED))
         shared = recipe.set_fields()
         notes += [f"{name}: {reason}" for reason in left_out]
-        try:
+        with prefix_errors(name):
             starts = [prepared(recipe.complete({"data": data})) for data in (upstream, downstream)]
-        except VitkitError as error:
-            raise VitkitError(error.code, f"{name}: {error}") from error
         first = first or starts
         info = describe(starts[1].config)
         described.append({"name": name, "parameters": info.parameters, "gmacs": info.gmacs})
@@ -168,7 +165,7 @@ def conclude(experiment: PretrainingSizes, plan: Plan, stored: Mapping[str, Any]
     test_images = after_training(((job.model, out / job.folder) for job in tuning.jobs), plan.test_hash)
     test_images.check()
     predictions = [read_run_predictions(tuning, out, size, test_images) for size in plan.fractions]
-    families = prepare_families(tuning, predictions)
+    families = [family_of(tuning, each) for each in predictions]
     few_shot = [_few_shot_family(tuning, out, each) for each in predictions]
     counts = stored["images"]
     models = []
@@ -177,13 +174,14 @@ def conclude(experiment: PretrainingSizes, plan: Plan, stored: Mapping[str, Any]
             {
                 "fraction": size,
                 "images": count,
-                "fine_tuned": _accuracy(family.family, family.index_of[row["name"]]),
+                "fine_tuned": _accuracy(family, i),
                 "few_shot": _accuracy(few_shot_family, i),
             }
             for size, count, family, few_shot_family in zip(SIZES, counts, families, few_shot, strict=True)
         ]
         models.append({**row, "by_size": by_size})
-    pairs = [pair for family in families for pair in pair_figures(tuning, family)]
+    judged = zip(predictions, families, strict=True)
+    pairs = [pair for each, family in judged for pair in pair_figures(tuning, each, family)]
     figures = {
         **{name: stored[name] for name in ("vitkit", "experiment", "command")},
         "data": public_path(plan.arguments["data"]),
@@ -222,18 +220,18 @@ def _few_shot_family(plan: Plan, out: Path, predictions: RunPredictions) -> Fami
 
 
 def _sentence(
-    plan: Plan, counts: Sequence[int], families: Sequence[ModelsAtFraction], predictions: Sequence[RunPredictions]
+    plan: Plan, counts: Sequence[int], families: Sequence[Family], predictions: Sequence[RunPredictions]
 ) -> str:
     include_seeds = len(plan.seeds) > 1
     best = []
     for i in (0, -1):  # the smallest part, and all images
-        family, index_of = families[i].family, families[i].index_of
+        family = families[i]
         first = int(family.accuracy.argmax())
         others = [(first, other) for other in range(family.models) if other != first]
         tests = family.differences(others, include_seeds=include_seeds)
         name = "no model"
         if all(test.is_distinguished for test in tests):
-            name = next(name for name in plan.models if index_of[name] == first)
+            name = plan.models[first]
         best.append(f"pre-trained on {counts[i]} images, {name} is better than all others")
     changes = {}
     for name in plan.models:

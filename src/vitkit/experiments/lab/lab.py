@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -42,8 +41,8 @@ from vitkit.experiments.lab import (
     variant_fields,
 )
 from vitkit.experiments.lab.ablations import EXPERIMENTS
-from vitkit.model import ViTConfig, config_for, is_network_name, suggest
-from vitkit.system import Progress, log, public_path, receiver, silent, write_json
+from vitkit.model import ViTConfig, config_for, is_network_name
+from vitkit.system import Progress, log, public_path, read_json, receiver, silent, write_json
 from vitkit.text import Between, check_arguments, plural
 from vitkit.training import Recipe, bundled_name, model_table, prefix_errors, requested
 from vitkit.verbs import Result
@@ -187,11 +186,6 @@ def lab(
             by_name[entry.name] = {"question": entry.question, "source": entry.source}
             rows.append({"name": entry.name, **by_name[entry.name]})
         return Result("lab", lines, {"experiments": tuple(EXPERIMENTS.values())}, json=by_name, rows=rows)
-    if name not in EXPERIMENTS:
-        raise VitkitError(
-            "experiments.experiment-unknown",
-            f"no experiment {name!r}{suggest(name, list(EXPERIMENTS))}; there are: {', '.join(EXPERIMENTS)}",
-        )
     experiment = EXPERIMENTS[name]
     if upstream is not None and not isinstance(experiment, PretrainingSizes):
         raise VitkitError(
@@ -251,13 +245,8 @@ def _transfer(
     with ExitStack() as locks:
         folder = FOLDER.reserve(out, locks) if out is not None else _new_folder(experiment, locks)
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            sources = split_by_class(source, folder) if upstream is None else (str(upstream), source)
-            plan, variants, images = plan_sizes(*sources, names, base, shared, seeds)
-        except VitkitError:  # the folder must be empty for the next attempt
-            for file in folder.glob("*.csv"):
-                file.unlink()
-            raise
+        sources = split_by_class(source, folder) if upstream is None else (str(upstream), source)
+        plan, variants, images = plan_sizes(*sources, names, base, shared, seeds)
         options = {"model": models, "upstream": upstream, "preset": preset, "seeds": seeds, **shared}
         command = _command(experiment, source, {name: value for name, value in options.items() if value is not None})
         return _start(experiment, folder, plan, {"command": command, "variants": variants, "images": images})
@@ -268,7 +257,7 @@ def _start(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[
     write_json(folder / PLAN, {**stored, "plan": plan.to_dict()})
     for note in plan.notes:
         log.info(note)
-    log.info(f"{plural(len(plan.runs()), 'run', 'runs')}, in {folder}")
+    log.info(f"{plural(len(plan.jobs), 'run', 'runs')}, in {folder}")
     return _finish(experiment, folder, plan, stored)
 
 
@@ -277,19 +266,16 @@ def _resume(out: str | Path | None) -> Result:
 
     with ExitStack() as locks:
         folder = FOLDER.lock(out, locks)
-        stored = FOLDER.read(folder)
-        try:
-            plan, experiment = Plan.from_dict(stored.pop("plan")), EXPERIMENTS[stored["experiment"]]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FOLDER.damaged(folder) from error
-        return _finish(experiment, folder, plan, stored)
+        stored = read_json(folder / PLAN)
+        plan = Plan.from_dict(stored.pop("plan"))
+        return _finish(EXPERIMENTS[stored["experiment"]], folder, plan, stored)
 
 
 def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[str, Any]) -> Result:
     from vitkit.experiments.comparison_runs import train_all
 
     jobs = []
-    for job in plan.runs():
+    for job in plan.jobs:
         weights = str(job.fields["weights"])
         if weights.startswith(FOLDER_PLACEHOLDER):
             weights = str(folder / weights.removeprefix(f"{FOLDER_PLACEHOLDER}/"))
@@ -351,7 +337,7 @@ def _measure(
     with ExitStack() as locks:
         folder = None if out is None else FOLDER.reserve(out, locks)
         subject = subject_of(str(model), source, seeds, seed)
-        measured = getattr(import_module(measurement.module), measurement.function)(subject)
+        measured = measurement.measure(subject)
         folder = folder or _new_folder(measurement, locks)
         figures = {
             "vitkit": vitkit.__version__,
@@ -452,7 +438,7 @@ def plan_ablation(
         request, left_out = without_vit_fields(Recipe.of(fields, PLANNED).replace(**set_by_user))
         fields = request.set_fields()
         notes += [f"{variant.label}: {reason}" for reason in left_out]
-        try:
+        with prefix_errors(variant.label):
             if variant.after is None and not variant.pretraining:
                 start = prepared(request)
                 (split_images,) = start.parts
@@ -468,8 +454,6 @@ def plan_ablation(
                 notes += [f"{variant.label}: {reason}" for reason in start.reasons]
             else:  # the weights do not exist before the training
                 config = base_config(fields).replace(num_classes=classes)
-        except VitkitError as error:
-            raise VitkitError(error.code, f"{variant.label}: {error}") from error
         info = describe(config)
         descriptions.append(_described(variant, info.parameters, info.gmacs))
         folders[variant.label] = f"runs/{i + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
