@@ -263,12 +263,8 @@ def test_what_a_run_keeps_is_found_where_its_photographs_are_now(work: Work) -> 
         move_run(folder / "split.json", moved)
 
 
-def test_a_damaged_list_of_earlier_labels_and_one_of_earlier_versions_are_refused(work: Work) -> None:
+def test_a_damaged_list_of_earlier_labels_is_refused(work: Work) -> None:
     for content in ('[{"path": 1}]', '{"changed": []}', '{"changed": [], "missing": [{"a": 1}]}'):
         (work.root / "earlier_labels.json").write_text(content)
         with refused("data.run-damaged", "earlier_labels.json"):
             read_changes(work.root)
-    work.begin("first")
-    (work.root / "runs" / "first" / "proposals.json").write_text("[]")
-    with refused("data.run-outdated", "proposals.json"):
-        work.begin("second", split_from="first")

@@ -72,16 +72,7 @@ def read_findings(file: Path) -> list[Finding]:
     """
     try:
         stored = from_json(file.read_text(encoding="utf-8"))
-        if not isinstance(stored, list):
-            raise TypeError("it is not a list")
-        findings = []
-        for entry in stored:
-            if isinstance(entry, str):  # earlier versions stored text, such as "note: 2 images are ..."
-                severity: Severity = next((name for name in SEVERITIES if entry.startswith(f"{name}: ")), "note")
-                findings.append(Finding(severity, entry.removeprefix(f"{severity}: ")))
-            else:
-                findings.append(Finding(**entry))
-        return findings
+        return [Finding(**entry) for entry in stored]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError) as error:
