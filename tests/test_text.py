@@ -20,6 +20,7 @@ from vitkit.evaluation import LabelError, write_label_errors
 from vitkit.inference import ENCODING, Columns, Csv, JsonLines, Prediction
 from vitkit.model import ViTConfig
 from vitkit.text import as_typed, harmless, restored, sentence, visible, workbook
+from vitkit.text.pages import write_page
 from vitkit.training import Recipe
 
 names = st.text(
@@ -188,6 +189,11 @@ def test_every_text_and_number_comes_back(tmp_path_factory: pytest.TempPathFacto
 def test_a_file_name_that_is_not_utf_8_is_written_so_that_it_can_be_recognised(tmp_path: Path) -> None:
     workbook.write_workbook(tmp_path / "a.xlsx", ["path"], [["caf\udce9.jpg"]])
     assert read(tmp_path / "a.xlsx")[1] == {"A": "caf\\udce9.jpg"}
+
+
+def test_a_page_is_utf_8_whatever_a_file_is_called(tmp_path: Path) -> None:
+    write_page(tmp_path / "page.html", "title", "caf\udce9.png")
+    assert "caf?.png" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_more_rows_than_a_sheet_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
