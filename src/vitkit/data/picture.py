@@ -275,17 +275,10 @@ def _why_unidentified(file: BinaryIO) -> str:
             tags.load(file)
             if _is_raw(tags, file):
                 return _RAW
-            if tags.get(_COMPRESSION, 1) not in TiffImagePlugin.COMPRESSION_INFO:
-                compression = f"compression {tags[_COMPRESSION]}"
-                return f"a TIFF with {compression}, which is not supported: save it without compression"
-            bands: int = tags.get(_BANDS, 1)
-            interpretation: Any = tags.get(_PHOTOMETRIC)
-            colours = _COLOURS.get(interpretation, f"(photometric interpretation {interpretation})")
             bits = "/".join(map(str, sorted(set(tags.get(_BITS, (1,))))))
-            kind = {2: "signed ", 3: "floating-point "}.get(int(_number(tags.get(_FORMAT)) or 1), "")
-            instead = "save three of them as RGB" if bands > 4 else "save it as RGB or grey of 8 or 16 bits"
-            content = f"{bands} {colours} band{'s' * (bands != 1)} of {kind}{bits} bits"
-            return f"a TIFF of {content}, which is not supported: {instead}"
+            content = f"bands: {tags.get(_BANDS, 1)}, bits: {bits}, compression: {tags.get(_COMPRESSION, 1)}"
+            instead = "save it as RGB or grey of 8 or 16 bits, without compression"
+            return f"a TIFF of a kind that is not supported ({content}): {instead}"
     return "not an image" if head else "empty file"
 
 
@@ -308,7 +301,6 @@ def _is_heif(source: str | Path | BinaryIO) -> bool:
 _SUBFILE, _BITS, _COMPRESSION, _PHOTOMETRIC, _BANDS, _MIN, _MAX = 254, 258, 259, 262, 277, 280, 281  # tags of TIFF
 _SUBFILES, _FORMAT, _SMIN, _SMAX, _NODATA, _DNG = 330, 339, 340, 341, 42113, 50706
 _SENSOR = (32803, 34892)  # photometric interpretations of the numbers of a camera's sensor
-_COLOURS = {0: "grey", 1: "grey", 2: "RGB", 3: "palette", 5: "CMYK", 6: "YCbCr", 8: "Lab"}
 _KINDS: dict[int, Literal["unsigned", "signed", "float"]] = {2: "signed", 3: "float"}
 
 
