@@ -116,12 +116,11 @@ class FactTable(Sequence[Facts]):
         self._thumbnails: npt.NDArray[np.uint8] = empty_array((images, 3 * THUMBNAIL**2), "uint8")
         self._keypoints: npt.NDArray[np.uint8] = empty_array((images, MOST * BYTES), "uint8")
         self._sizes = np.zeros((images, 3), np.int32)  # width, height, and the number of bytes of keypoints
-        # The other fields (`_NAMED`), with whether there are a digest and a thumbnail, have few distinct combinations.
-        # Each combination is a kind, and each image has the index of its kind.
+        # The other fields (`_NAMED`) of each image, and whether there are a digest and a thumbnail. Few of these tuples
+        # differ, so images share them (`_distinct`).
         missing = ("not read", "", "", False, None, 0, "", NO_BORDER, False, False)
-        self._kinds: list[tuple[Any, ...]] = [missing]
-        self._index_of_kind: dict[tuple[Any, ...], int] = {missing: 0}
-        self._kind = np.zeros(images, np.int32)
+        self._named: list[tuple[Any, ...]] = [missing] * images
+        self._distinct: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> FactTable:
@@ -143,7 +142,7 @@ class FactTable(Sequence[Facts]):
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         row = self._rows[index]
-        *named, has_digest, has_thumbnail = self._kinds[self._kind[row]]
+        *named, has_digest, has_thumbnail = self._named[row]
         width, height, keypoint_bytes = self._sizes[row].tolist()
         return Facts(
             self._digests[row].tobytes() if has_digest else b"",
@@ -164,17 +163,12 @@ class FactTable(Sequence[Facts]):
         if not indices:
             return
         rows = self._rows[np.asarray(indices, np.int64)]
-        # Fields with few distinct combinations are stored as the number of their combination in `_kinds`.
-        kinds = [(*_named(fact), bool(fact.digest), bool(fact.thumbnail)) for fact in facts]
-        for kind in dict.fromkeys(kinds):
-            if kind not in self._index_of_kind:
-                self._index_of_kind[kind] = len(self._kinds)
-                self._kinds.append(kind)
-        self._kind[rows] = [self._index_of_kind[kind] for kind in kinds]
         self._sizes[rows] = [(fact.width, fact.height, len(fact.keypoints)) for fact in facts]
         _set_rows(self._digests, rows, [fact.digest for fact in facts])
         _set_rows(self._thumbnails, rows, [fact.thumbnail for fact in facts])
         for row, fact in zip(rows.tolist(), facts, strict=True):
+            named = (*_named(fact), bool(fact.digest), bool(fact.thumbnail))
+            self._named[row] = self._distinct.setdefault(named, named)
             if fact.keypoints:
                 self._keypoints[row, : len(fact.keypoints)] = np.frombuffer(fact.keypoints, np.uint8)
 
@@ -188,17 +182,15 @@ class FactTable(Sequence[Facts]):
         """Return one field of all images, without creating a `Facts` object per image."""
         rows = self._rows
         if name in _NAMED:
-            values = [kind[_NAMED.index(name)] for kind in self._kinds]
-            return [values[number] for number in self._kind[rows].tolist()]
+            position = _NAMED.index(name)
+            return [self._named[row][position] for row in rows.tolist()]
         if name in _SIZES:
             pixels: list[Any] = self._sizes[rows, _SIZES.index(name)].tolist()
             return pixels
         if name == "digest":
             digests: list[Any] = self._digests[rows].view(f"V{_DIGEST}")[:, 0].tolist()
-            missing = [number for number, (*_, has_digest, _) in enumerate(self._kinds) if not has_digest]
-            for i in np.flatnonzero(np.isin(self._kind[rows], missing)).tolist():
-                digests[i] = b""
-            return digests
+            has_digest = [self._named[row][-2] for row in rows.tolist()]
+            return [digest if is_there else b"" for digest, is_there in zip(digests, has_digest, strict=True)]
         if name == "keypoints":
             lengths = self._sizes[rows, 2].tolist()
             return [self._keypoints[row, :length].tobytes() for row, length in zip(rows.tolist(), lengths, strict=True)]
