@@ -330,10 +330,9 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
         reasons = listed([f"{image.key} ({image.reason})" for image in index.left_out])
         overlooked.append(f"{images} left out when the shards were written: {reasons}")
     others = []
-    with suppress(PermissionError):  # the shards can be read even if the folder cannot be listed
-        for entry, is_file in () if storage.is_remote else entries_in(storage.path):
-            if not (why_ignored(entry) if is_file else is_passed_over(entry)):
-                others.append(entry)
+    for entry, is_file in () if storage.is_remote else entries_in(storage.path):
+        if not (why_ignored(entry) if is_file else is_passed_over(entry)):
+            others.append(entry)
     if others:
         some_lie = plural(len(others), "folder or image lies", "folders or images lie")
         overlooked.append(f"{some_lie} beside the shards and will not be read: {listed(sorted(others))}")
