@@ -1,9 +1,9 @@
 """Read lists of images: CSV files with the path and the classes of each image, and possibly its split and its group.
 
 Lists come from many programs, so columns are recognised by their titles and by their cells. Whatever could change the
-result is either read or refused: `find_splits` finds the column with the splits under any title, `_find_separator` the
-mark between the classes of an image, and `_refuse_missing_images` files that a list calls by other paths. The table of
-a list names every column that is not read (`ImageTable.overlooked`).
+result is either read or refused: `find_splits` finds the column with the splits under any title, and `_find_separator`
+the mark between the classes of an image. The table of a list names every column that is not read
+(`ImageTable.overlooked`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from vitkit.data.labels import TITLES, CsvRows, read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_folder
-from vitkit.data.storage import image_exists
 from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, ImageTable, refuse_lookalikes
 from vitkit.errors import VitkitError
 from vitkit.system.files import open_regular
@@ -78,7 +77,6 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
         if "\0" in path:
             raise VitkitError("data.null-byte", f"{name}, line {line}: paths must not contain a null byte: {path!r}")
     table = _table_of(name, file.parent, paths, labels, splits)
-    _refuse_missing_images(table)
     groups = {}
     if group_column is not None:
         for path, cells in zip(paths, (cells for _, cells in rows.rows), strict=True):
@@ -384,17 +382,3 @@ def _table_of(name: str, root: Path, paths: Sequence[str], labels: _Labels, spli
     task = MULTI_LABEL if labels.is_multi else SINGLE_LABEL
     sets, numbers = task.encode([tuple(index[label] for label in names) for names in names_of_rows])
     return ImageTable(name, root.resolve(), classes, tuple(paths), numbers, tuple(splits), sets=sets)
-
-
-# --- Paths ------------------------------------------------------------------------------------------------------
-
-
-def _refuse_missing_images(table: ImageTable) -> None:
-    """Refuse a list none of whose images exists: its paths are probably written in another way."""
-    if any(image_exists(file) for file in table.files()):
-        return
-    raise VitkitError(
-        "data.images-elsewhere",
-        f"{table.name}: none of its {len(table)} images exists (the first is {table.paths[0]!r:.200}): write paths as "
-        f"they are below {table.root}, with '/' and the suffix",
-    )
