@@ -22,6 +22,7 @@ from vitkit.inference import ENCODING, Columns, Csv, JsonLines
 from vitkit.inference.prediction import Ranking, rank
 from vitkit.model import ViTConfig
 from vitkit.text import as_typed, harmless, restored, sentence, visible, workbook
+from vitkit.text.pages import write_page
 from vitkit.training import Recipe
 
 names = st.text(
@@ -165,6 +166,11 @@ def test_every_text_and_number_comes_back(tmp_path_factory: pytest.TempPathFacto
     rows.append(("caf\\udce9.jpg", None))  # a name that is not UTF-8 can be recognised
     expected = [{"A": text, **({} if number is None else {"B": number})} for text, number in rows]
     assert read(file) == [{"A": "path", "B": "confidence"}, *expected]
+
+
+def test_a_page_is_utf_8_whatever_a_file_is_called(tmp_path: Path) -> None:
+    write_page(tmp_path / "page.html", "title", "caf\udce9.png")
+    assert "caf?.png" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_more_rows_than_a_sheet_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,18 +197,12 @@ def spoiled(chunk: bytes) -> bytes:
     return chunk[:-1] + bytes([chunk[-1] ^ 1])
 
 
-LONG = zlib.compress(b"a" * 2**21, 9)  # more than Pillow reads
+LONG = zlib.compress(b"a" * 2**21, 9)  # more than Pillow reads by itself
 
 
 @pytest.mark.parametrize("place", [b"PLTE", b"IDAT", b"IEND"])
-@pytest.mark.parametrize(
-    "chunk",
-    [
-        *(png_chunk(b"zTXt", b"Comment\0\0" + LONG), png_chunk(b"iCCP", b"p\0\0" + LONG)),
-        *(spoiled(png_chunk(b"pHYs", bytes(9))), png_chunk(b"gAMA", b"\0")),
-    ],
-)
-def test_metadata_of_a_png_that_cannot_be_read_do_not_matter(tmp_path: Path, chunk: bytes, place: bytes) -> None:
+@pytest.mark.parametrize("chunk", [png_chunk(b"zTXt", b"Comment\0\0" + LONG), png_chunk(b"iCCP", b"p\0\0" + LONG)])
+def test_long_metadata_of_a_png_do_not_matter(tmp_path: Path, chunk: bytes, place: bytes) -> None:
     path = save(noise().quantize(40), tmp_path / "a.png", transparency=7, exif=rotated_exif(6))
     expected = pixels(decode(path))
     np.testing.assert_array_equal(pixels(decode(before(path, place, chunk))), expected)

@@ -125,7 +125,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], ...]] = {
     "data.image-values": (
         *(lambda: np.zeros((8, 8), np.uint16), lambda: torch.zeros(1, 8, 8, dtype=torch.bool)),
         *(lambda: torch.full((3, 8, 8), -1.5), lambda: np.full((8, 8, 3), 200.0), lambda: np.full((8, 8, 3), np.nan)),
-        lambda: torch.zeros(3, 8, 8, device="meta"),
     ),
     "verbs.pictures-in-memory": (lambda: ["photo.png", np.zeros((8, 8, 3), np.uint8)],),
 }

@@ -203,17 +203,6 @@ def test_a_group_column_keeps_images_in_one_split(tmp_path: Path) -> None:
     assert read_source(tmp_path / "shards").groups == dict(zip(NAMES[:4], "aabb", strict=True))
 
 
-@pytest.mark.parametrize(
-    "written",
-    ["img/{}", "C:\\data\\img\\{}.png", "{}", "/data/upload/1/{}.png", "photos/img/{}.jpeg"],
-)
-def test_paths_of_another_place_are_refused_with_the_file_that_exists(tmp_path: Path, written: str) -> None:
-    rows = "".join(f"{written.format(i)},{CLASSES[i % 3]}\n" for i in range(6))
-    listed(tmp_path, "path,label").write_text(f"path,label\n{rows}")
-    with refused("data.images-elsewhere", "img/0.png"):
-        read_source(tmp_path / "list.csv")
-
-
 def test_groups_stay_together_in_splits_and_count_in_intervals(tmp_path: Path) -> None:
     photos = runs.photos(tmp_path / "photos", images=12)
     rows = [

@@ -1,6 +1,5 @@
 """What a search for images passes over is told: folders that cannot be read, hidden ones, names that name nothing."""
 
-import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -62,15 +61,6 @@ def test_folders_that_cannot_be_read_are_told_or_refused_by_their_reason(album: 
     for call in (read_source, lambda path: find_images([str(path)])):
         with refused("data.images-missing", "permission denied"):
             call(album)
-
-
-@pytest.mark.parametrize("pattern", ["*/*.png", "**/*.png", "c*"])
-def test_a_folder_that_a_pattern_leads_into_is_told(album: Path, close: Closing, pattern: str) -> None:
-    close(album / "cat", album / "cat" / "deep")
-    overlooked = SearchLog()
-    with contextlib.suppress(VitkitError):
-        find_images([str(album / pattern)], overlooked)
-    assert overlooked.unreadable
 
 
 def test_hidden_folders_with_images_are_told_and_others_are_not(album: Path) -> None:

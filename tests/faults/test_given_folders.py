@@ -3,11 +3,9 @@
 What is written through a link, or below another folder, is the user's; what is read from a pipe may never end.
 """
 
-import io
 import json
 import os
 import threading
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ import vitkit
 import wordy
 from photos import fingerprint
 from refusals import refused
-from vitkit.data import PictureRecord
 from vitkit.errors import VitkitError
 from vitkit.experiments import ComparisonJob, Plan
 from vitkit.language import read_tokenizer
@@ -144,13 +141,3 @@ def test_a_photograph_that_is_no_file_is_not_read(given: Path, tmp_path: Path, k
     split["root"] = str(data)
     (given / "split.json").write_text(json.dumps(split))
     error_of(lambda: vitkit.evaluate(given))
-
-
-def test_a_record_of_pictures_that_unpacks_to_very_much_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.data.seen._LARGE", 2**22)  # 2**30 zeros would take seconds to pack
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("codes.npy", "w") as member:
-        member.write(bytes(2**22 + 1))
-    assert len(packed.getvalue()) < 2**13
-    with refused("data.record-damaged", "4,194,305"):
-        PictureRecord.from_bytes(packed.getvalue(), "it")

@@ -81,7 +81,7 @@ def test_one_function_starts_python() -> None:
     """Whoever needs another interpreter takes `system.processes.python_command`."""
     files = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
     users = {name for name, text in files.items() if re.search(r"\bsys\.executable\b", text)}
-    assert users == {"system/processes.py", "data/file_facts.py"}  # the second asks whether there is one
+    assert users == {"system/processes.py"}
 
 
 @pytest.mark.parametrize(

@@ -34,15 +34,12 @@ if TYPE_CHECKING:
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst")  # refused with advice
 SUFFIXES = (".zip", ".tar", *_COMPRESSED)
-_MAX_MEMBERS = 2_000_000
-_MAX_LIST_SIZE = 2**28  # bytes of a zip's list of members, which is read as a whole
 _MAX_SIZE = 2**31  # bytes of a member
 _SUSPICIOUS_SIZE, _SUSPICIOUS_RATIO = 2**26, 100  # bytes, and bytes per packed byte; members above both are refused
 _DEFLATED = 8  # zip's number of this compression method
 _ENCODING = (
     "VITKIT_ZIP_ENCODING"  # an environment variable, because archives are opened by many functions and processes
 )
-_MAX_HEADER_SIZE = 2**20  # bytes of all headers of one member of a tar, such as long names
 
 
 @dataclass(frozen=True)
@@ -82,11 +79,6 @@ class _MemberIndex:
             )
         else:
             self.members[key] = member
-        if len(self.members) + len(self.folders) + len(self.unsafe) > _MAX_MEMBERS:
-            raise VitkitError(
-                "data.archive-too-large",
-                f"{archive} has more than {_MAX_MEMBERS:,} members: unpack it, and use the folder",
-            )
 
 
 @dataclass(frozen=True)
@@ -187,21 +179,14 @@ def _index_of(path: Path, stamp: tuple[int, ...], encoding: str | None) -> _Memb
         )
     if path.suffix.lower() != ".zip":
         return _index_of_tar(path)
-    import zipfile  # imported only here, because it loads all compression modules
-
-    _check_list(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
-        raise _damaged(f"{path} is not a .zip, or it is damaged or incomplete: {error}") from error
+    members = _members_of_zip(path, encoding)
     index = _MemberIndex()
     for info in members:
         kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3 is Unix, which stores file types
         if kind == 0o12:
             index.ignored["link in the archive"] += 1
             continue
-        name = _name_of(path, info, encoding).replace("\\", "/")  # some Windows programs write "\"
+        name = info.orig_filename.replace("\\", "/")  # some Windows programs write "\"
         member = None
         if not name.endswith("/"):
             sizes, is_encrypted = (info.compress_size, info.file_size), bool(info.flag_bits & 1)
@@ -210,25 +195,21 @@ def _index_of(path: Path, stamp: tuple[int, ...], encoding: str | None) -> _Memb
     return index
 
 
-def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
-    """Return the name of a member of a zip, which is UTF-8 or in `encoding`."""
-    if info.flag_bits & 1 << 11:  # the archive states that the name is UTF-8
-        return info.orig_filename
-    raw = info.orig_filename.encode("cp437")  # with which zipfile has decoded it
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        pass
-    try:
-        if encoding:
-            return raw.decode(encoding)
-        problem = f"that are not UTF-8, such as {raw!r:.200}"
-    except UnicodeDecodeError:
-        problem = f"that are neither UTF-8 nor {encoding}, such as {raw!r:.200}"
-    except LookupError:
-        raise VitkitError(
-            "data.archive-encoding", f"{_ENCODING}={encoding}: there is no encoding of this name"
-        ) from None
+def _members_of_zip(path: Path, encoding: str | None) -> list[ZipInfo]:
+    """Return the members of a zip. Names that the archive does not mark as UTF-8 are UTF-8, too, or in `encoding`."""
+    import zipfile  # imported only here, because it loads all compression modules
+
+    problem = ""
+    for tried in filter(None, ("utf-8", encoding)):
+        try:
+            with zipfile.ZipFile(path, metadata_encoding=tried) as archive:
+                return archive.infolist()
+        except UnicodeDecodeError as error:
+            problem = f"that are not {' or '.join(filter(None, ('UTF-8', encoding)))}, such as {error.object!r:.200}"
+        except LookupError:
+            problem = f"that are not UTF-8, and there is no encoding {encoding}"
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
+            raise _damaged(f"{path} is not a .zip, or it is damaged or incomplete: {error}") from error
     raise VitkitError(
         "data.archive-encoding",
         f"{path} contains names {problem}: set the environment variable {_ENCODING} to their encoding (such as cp850 "
@@ -236,53 +217,22 @@ def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
     )
 
 
-def _check_list(path: Path) -> None:
-    """Refuse a zip whose list of members would take too much memory. The list itself is not read."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        # The last record of a zip has 22 bytes and a comment of at most 64 KiB.
-        file.seek(max(0, end - 2**16 - 22))
-        tail = file.read()
-        position = tail.rfind(b"PK\5\6")
-        if position < 0 or len(tail) - position < 22:
-            raise _damaged(
-                f"{path} is not a .zip, or it is damaged or incomplete: it has no list of members at its end"
-            )
-        size = struct.unpack_from("<L", tail, position + 12)[0]
-        if position >= 20:  # a zip64 has 20 bytes before it, with the offset of a record that contains the size
-            signature, offset = struct.unpack_from("<4s4xQ", tail, position - 20)
-            if signature == b"PK\6\7" and offset < end:
-                file.seek(offset)
-                record = file.read(56)
-                size = struct.unpack_from("<Q", record, 40)[0] if len(record) == 56 else size
-    if size > _MAX_LIST_SIZE:
-        raise VitkitError(
-            "data.archive-too-large",
-            f"{path} has a list of members of {size:,} bytes, more than the limit of {_MAX_LIST_SIZE:,}: unpack it, "
-            "and use the folder",
-        )
-
-
 def _index_of_tar(path: Path) -> _MemberIndex:
     import tarfile
 
     index, archive_size = _MemberIndex(), path.stat().st_size
     try:
-        with _LimitedReader(io.FileIO(path)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        with tarfile.open(path, "r:") as archive:
             while (info := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # tarfile's own list, which only costs memory
-                file.left = _MAX_HEADER_SIZE
-                if info.issparse():
-                    raise VitkitError(
-                        "data.archive-sparse",
-                        f"{path} has the sparse file {info.name!r}: pack the folder without --sparse",
-                    )
-                if info.size < 0 or (info.isreg() and info.offset_data + info.size > archive_size):
+                if info.isreg() and info.offset_data + info.size > archive_size:
                     raise _damaged(f"{path} is incomplete: it ends within {info.name!r}")
                 if info.isdir():
                     index.add(path, info.name, None)
-                elif not info.isreg():
-                    index.ignored["link in the archive" if info.issym() or info.islnk() else "no regular file"] += 1
+                elif info.issym() or info.islnk():
+                    index.ignored["link in the archive"] += 1
+                elif info.issparse() or not info.isreg():
+                    index.ignored["no regular file"] += 1
                 else:
                     index.add(path, info.name, _Member(info.offset_data, info.size, info.size))
             offset = archive.offset  # after the last member; tarfile stops silently at a truncated or damaged header
@@ -290,41 +240,15 @@ def _index_of_tar(path: Path) -> _MemberIndex:
         raise
     except (tarfile.TarError, ValueError, EOFError) as error:
         raise _damaged(f"{path} is not a plain .tar, or it is damaged or incomplete: {error}") from error
-    with path.open("rb") as plain_file:
-        plain_file.seek(offset)
-        # A tar ends with two blocks of zeros, and may be padded by further zeros.
-        end, rest = plain_file.read(1024), plain_file.read(2**24)
-    if any(end[:512]):
-        raise _damaged(f"{path} is damaged or incomplete: there is no member at byte {offset:,}")
-    if any(end) or any(rest):
-        raise VitkitError(
-            "data.archive-joined",
-            f"{path} has another archive behind its end, as `cat` joins them, which would be left out: unpack it by "
-            f"`tar -xif {path}`, and use the folder",
-        )
-    if len(end) < 1024:
-        raise VitkitError(
-            "data.archive-damaged",
-            f"{path} has no end, so images may be missing: copy or download it again; if it is complete, because its "
-            f"writer never writes the end, append it by `truncate -s +1024 {path}`",
-        )
+    with path.open("rb") as file:
+        file.seek(offset)
+        if file.read(1024) != bytes(1024):  # two blocks of zeros end a tar
+            raise _damaged(f"{path} is damaged or incomplete: it has neither a member nor an end at byte {offset:,}")
     return index
 
 
 def _damaged(text: str) -> VitkitError:
     return VitkitError("data.archive-damaged", f"{text}; copy or download it again")
-
-
-class _LimitedReader(io.BufferedReader):
-    """A reader for the headers of a tar file, which raises ValueError after `left` further bytes."""
-
-    left = _MAX_HEADER_SIZE
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or not 0 <= size <= self.left:
-            raise ValueError(f"a header is longer than {_MAX_HEADER_SIZE:,} bytes")
-        self.left -= size
-        return super().read(size)
 
 
 # --- The folders in it --------------------------------------------------------------------------------------------

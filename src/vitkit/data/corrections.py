@@ -268,7 +268,7 @@ def _describe_lost(name: str, table: ImageTable, lost: Collection[str]) -> list[
 
 
 class CurrentLabels:
-    """The current labels of a table's images, updated while rows are added to a label file.
+    """The current labels of a table's images, while rows are added to a label file.
 
     Attributes:
         labels: the current label of each image, written as in a label file; `EXCLUDED` if the image is left out.
@@ -277,36 +277,24 @@ class CurrentLabels:
 
     def __init__(self, table: ImageTable) -> None:
         self._table, self._finder = table, PathFinder(table.root, table.paths)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._edits: tuple[Edit, ...] = ()
-        self._task = self._table.task
-        self._spellings = {normal_form(name): name for name in self._table.classes}
-        self.labels = [self._table.cell_of(i) for i in range(len(self._table))]
+        self.labels = [table.cell_of(i) for i in range(len(table))]
         self.lost: dict[str, None] = {}
 
     def take(self, file: LabelFile) -> None:
-        """Apply those rows of a label file that were added since the last call.
+        """Apply the rows of a label file, in place of those of the last call.
 
         Raises:
             VitkitError: a label names several classes in a single-label table.
         """
-        known = len(self._edits)
-        task = _task_with(self._table, replace(file, edits=file.edits[known:]))
-        if task is self._table.task:  # the new rows do not change the task, but earlier rows may have changed it
-            task = self._task
-        if task is not self._task or file.edits[:known] != self._edits:
-            self._reset()
-            known, self._task = 0, task
-        added = replace(file, edits=file.edits[known:], lines=file.lines[known:])
-        self._edits = ()  # after an error in the loop, the next call starts again from the first row
-        for edit, label, images in _edits_with_images(self._table, added, self._finder, self._spellings, task):
+        table = self._table
+        labels, lost = [table.cell_of(i) for i in range(len(table))], dict[str, None]()
+        spellings, task = {normal_form(name): name for name in table.classes}, _task_with(table, file)
+        for edit, label, images in _edits_with_images(table, file, self._finder, spellings, task):
             for i in images:
-                self.labels[i] = label
+                labels[i] = label
             if not images and self._finder.find_unlisted(edit.path) is None:
-                self.lost[edit.path] = None
-        self._edits = file.edits
+                lost[edit.path] = None
+        self.labels, self.lost = labels, lost
 
     def describe_lost(self, name: str) -> list[str]:
         """Describe the rows of the label file that match no picture."""

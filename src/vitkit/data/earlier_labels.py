@@ -22,7 +22,7 @@ from vitkit.data.split_file import read_contents, split_from_file
 from vitkit.data.table import UNLABELLED, EarlierLabel, ImageTable, Task
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text
-from vitkit.system.run_files import EARLIER_LABELS, EVALUATION, PREDICTIONS, PROPOSALS, SPLIT
+from vitkit.system.run_files import EARLIER_LABELS, EVALUATION, PREDICTIONS, SPLIT
 from vitkit.text.cells import restored
 
 
@@ -69,14 +69,9 @@ def read_changes(run: Path) -> ChangesSinceRuns:
     """Read the changes that a run stored; return `UNCHANGED` if it stored none.
 
     Raises:
-        VitkitError: the file is damaged, or an earlier version of vitkit wrote it in another form (proposals.json).
+        VitkitError: the file is damaged.
     """
     file = run / EARLIER_LABELS
-    if (run / PROPOSALS).is_file():
-        raise VitkitError(
-            "data.run-outdated",
-            f"{run / PROPOSALS} is of an earlier version of vitkit, and not understood: train again",
-        )
     if not file.is_file():
         return UNCHANGED
     try:

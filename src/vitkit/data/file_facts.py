@@ -3,10 +3,10 @@
 `scan` returns the facts of files: a digest, the size, a thumbnail and keypoints. They are stored in an SQLite database
 outside the data's folder (`FactDatabase`). A file is not read again if its device, inode, size and times are unchanged
 (as in git). Otherwise it is read, but if a file with the same content has been examined before, it is not decoded
-again. If the database cannot be written, every file is examined.
+again. If the database cannot be used, every file is examined.
 
 Python decodes small pictures in only one thread at a time, so many files are distributed to processes. If such a
-process cannot start or dies, the main process examines its files.
+process dies, the main process examines its files.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ import pickle
 import signal
 import sqlite3
 import struct
-import sys
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self, overload
 
@@ -61,14 +57,15 @@ LEAST_SIDE = 48  # pixels; in smaller pictures, blobs have too few pixels for ke
 NO_BORDER, PLAIN = -1, -2  # values of `Facts.border`
 _IN_MEMORY = (b"\xff\xd8\xff", b"\x89PNG")  # the first bytes of formats that are decoded from memory as from a file
 
-_VERSION = 7  # increase it if the stored facts or the comparison of pictures change
+_VERSION = 8  # increase it if the stored facts or the comparison of pictures change
 _FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt, keypoints, quality, camera, border"
 _CREATE = f"""
-CREATE TABLE IF NOT EXISTS facts ({_FACTS}, seal, PRIMARY KEY (digest));
-CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest, seal) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS compared (number INTEGER PRIMARY KEY, name UNIQUE, contents, pairs, seal);
-"""  # the seal is a checksum of the row (`_checksum_of`)
-_BY_DIGEST = f"SELECT {_FACTS}, seal FROM facts WHERE digest IN"  # noqa: S608  # constants
+CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest));
+CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS compared (number INTEGER PRIMARY KEY, contents, pairs);
+"""
+_INSERT_FACTS = f"INSERT OR IGNORE INTO facts VALUES ({', '.join('?' * len(_FACTS.split(', ')))})"  # noqa: S608  # constants
+_BY_DIGEST = f"SELECT {_FACTS} FROM facts WHERE digest IN"  # noqa: S608  # constants
 _DELETE_OLD = """
 DELETE FROM compared WHERE number IN (
     SELECT number FROM (SELECT number, SUM(LENGTH(contents)) OVER (ORDER BY number DESC) AS held FROM compared)
@@ -119,12 +116,11 @@ class FactTable(Sequence[Facts]):
         self._thumbnails: npt.NDArray[np.uint8] = empty_array((images, 3 * THUMBNAIL**2), "uint8")
         self._keypoints: npt.NDArray[np.uint8] = empty_array((images, MOST * BYTES), "uint8")
         self._sizes = np.zeros((images, 3), np.int32)  # width, height, and the number of bytes of keypoints
-        # The other fields (`_NAMED`), with whether there are a digest and a thumbnail, have few distinct combinations.
-        # Each combination is a kind, and each image has the index of its kind.
+        # The other fields (`_NAMED`) of each image, and whether there are a digest and a thumbnail. Few of these tuples
+        # differ, so images share them (`_distinct`).
         missing = ("not read", "", "", False, None, 0, "", NO_BORDER, False, False)
-        self._kinds: list[tuple[Any, ...]] = [missing]
-        self._index_of_kind: dict[tuple[Any, ...], int] = {missing: 0}
-        self._kind = np.zeros(images, np.int32)
+        self._named: list[tuple[Any, ...]] = [missing] * images
+        self._distinct: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> FactTable:
@@ -146,7 +142,7 @@ class FactTable(Sequence[Facts]):
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         row = self._rows[index]
-        *named, has_digest, has_thumbnail = self._kinds[self._kind[row]]
+        *named, has_digest, has_thumbnail = self._named[row]
         width, height, keypoint_bytes = self._sizes[row].tolist()
         return Facts(
             self._digests[row].tobytes() if has_digest else b"",
@@ -167,17 +163,12 @@ class FactTable(Sequence[Facts]):
         if not indices:
             return
         rows = self._rows[np.asarray(indices, np.int64)]
-        # Fields with few distinct combinations are stored as the number of their combination in `_kinds`.
-        kinds = [(*_named(fact), bool(fact.digest), bool(fact.thumbnail)) for fact in facts]
-        for kind in dict.fromkeys(kinds):
-            if kind not in self._index_of_kind:
-                self._index_of_kind[kind] = len(self._kinds)
-                self._kinds.append(kind)
-        self._kind[rows] = [self._index_of_kind[kind] for kind in kinds]
         self._sizes[rows] = [(fact.width, fact.height, len(fact.keypoints)) for fact in facts]
         _set_rows(self._digests, rows, [fact.digest for fact in facts])
         _set_rows(self._thumbnails, rows, [fact.thumbnail for fact in facts])
         for row, fact in zip(rows.tolist(), facts, strict=True):
+            named = (*_named(fact), bool(fact.digest), bool(fact.thumbnail))
+            self._named[row] = self._distinct.setdefault(named, named)
             if fact.keypoints:
                 self._keypoints[row, : len(fact.keypoints)] = np.frombuffer(fact.keypoints, np.uint8)
 
@@ -191,17 +182,15 @@ class FactTable(Sequence[Facts]):
         """Return one field of all images, without creating a `Facts` object per image."""
         rows = self._rows
         if name in _NAMED:
-            values = [kind[_NAMED.index(name)] for kind in self._kinds]
-            return [values[number] for number in self._kind[rows].tolist()]
+            position = _NAMED.index(name)
+            return [self._named[row][position] for row in rows.tolist()]
         if name in _SIZES:
             pixels: list[Any] = self._sizes[rows, _SIZES.index(name)].tolist()
             return pixels
         if name == "digest":
             digests: list[Any] = self._digests[rows].view(f"V{_DIGEST}")[:, 0].tolist()
-            missing = [number for number, (*_, has_digest, _) in enumerate(self._kinds) if not has_digest]
-            for i in np.flatnonzero(np.isin(self._kind[rows], missing)).tolist():
-                digests[i] = b""
-            return digests
+            has_digest = [self._named[row][-2] for row in rows.tolist()]
+            return [digest if is_there else b"" for digest, is_there in zip(digests, has_digest, strict=True)]
         if name == "keypoints":
             lengths = self._sizes[rows, 2].tolist()
             return [self._keypoints[row, :length].tobytes() for row, length in zip(rows.tolist(), lengths, strict=True)]
@@ -394,82 +383,51 @@ class ReaderPool:
     """A pool of processes that examine files, which threads may share. A pool of one process starts none."""
 
     def __init__(self, processes: int) -> None:
-        self._processes = min(processes, 32)
-        self._idle: SimpleQueue[_Reader] = SimpleQueue()
-        self._all: list[_Reader] = []
+        processes = min(processes, 32)
+        self._workers = [Worker(__name__, is_quiet=True) for _ in range(processes)] if processes > 1 else []
+        self._budget = LEAST_BUDGET // processes
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
 
     def __enter__(self) -> Self:
-        if self._processes > 1 and sys.executable:
-            with contextlib.suppress(OSError):
-                for _ in range(self._processes):
-                    self._all.append(_Reader(LEAST_BUDGET // self._processes))
-        for reader in self._all:
-            self._idle.put(reader)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for reader in self._all:
-            reader.worker.close()  # asks it to store its results and end
-        for reader in self._all:
-            reader.worker.wait()
+        for worker in self._workers:
+            worker.close()  # asks it to store its results and end
+        for worker in self._workers:
+            worker.wait()
 
     def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
         """Return the facts of each file; None for files that the calling process must examine."""
-        if not self._all:
+        if not self._workers:
             return [None] * len(files)
-        reader = self._idle.get()
+        worker = self._idle.get()
         try:
-            return reader.examine(files)
+            rows = worker.call((self._budget, files))
+        except (OSError, EOFError, pickle.PickleError):  # it died
+            return [None] * len(files)
         finally:
-            self._idle.put(reader)
-
-
-class _Reader:
-    """A process that examines files. If it fails, `examine` returns None for each file."""
-
-    def __init__(self, budget: int) -> None:
-        self.worker = Worker(__name__, is_quiet=True)
-        self._is_usable: bool | None = None  # None until the process has answered
-        self._budget = budget
-
-    def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
-        try:
-            if self._is_usable is None:  # the other process may lack formats that were added in this one
-                self._is_usable = self.worker.call(self._budget) == decoder_versions()
-            if self._is_usable:
-                rows = self.worker.call(
-                    [(str(place) if isinstance(place, Path) else place, stamp) for place, stamp in files]
-                )
-                return [None if row is None else Facts(*row) for row in rows]
-        except (OSError, EOFError, pickle.PickleError, AttributeError, TypeError):
-            self._is_usable = False  # it died, or the storage of the files cannot be pickled
-        return [None] * len(files)
+            self._idle.put(worker)
+        return [None if row is None else Facts(*row) for row in rows]
 
 
 def serve() -> None:
-    """Examine the lists of files that the parent process sends, after the bytes that decoding a picture may take."""
+    """Examine the lists of files that the parent process sends, each with the bytes that decoding may take."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process also receives it, and decides what to do
     gc.set_threshold(100_000)  # decoding creates few reference cycles
     with FactDatabase() as database:
 
-        def answer(question: Any) -> Any:
-            if isinstance(question, int):
-                DECODE_BUDGET.limit(question)
-                return decoder_versions()
-            files = [(Path(file) if isinstance(file, str) else file, stamp) for file, stamp in question]
+        def answer(question: tuple[int, Sequence[Stamped]]) -> list[tuple[Any, ...] | None]:
+            budget, files = question
+            DECODE_BUDGET.limit(budget)
             return [None if fact is None else _row_of(fact) for fact in examine(files, database)]
 
         serve_calls(answer)
 
 
 # --- The database ------------------------------------------------------------------------------------------------
-
-
-def _checksum_of(*cells: Any) -> int:
-    checksum = 0
-    for cell in cells:
-        checksum = zlib.crc32(cell if isinstance(cell, bytes) else str(cell).encode(), checksum)
-    return checksum
 
 
 class FactDatabase:
@@ -484,10 +442,14 @@ class FactDatabase:
         self._facts: list[Facts] = []  # not yet written
         self._stamps: list[tuple[bytes, bytes]] = []
         self._database: sqlite3.Connection | None = None
-        self._was_replaced = False  # whether a damaged database was set aside
 
     def __enter__(self) -> Self:
-        self._open()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
+            self._database.executescript(_CREATE)
+        except (OSError, sqlite3.Error) as error:
+            self._close(error)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -497,14 +459,14 @@ class FactDatabase:
     def find_by_stamps(self, stamps: Sequence[bytes | None]) -> dict[bytes, Facts]:
         """Look up the facts of files by their stamps (`stamp_of`). Unknown files are left out."""
         present = [stamp for stamp in stamps if stamp is not None]
-        query = "SELECT stamp, digest, seal FROM stamps WHERE stamp IN"
-        digests = dict(row for part in _parts(present) for row in self._checked_rows(query, part))
+        query = "SELECT stamp, digest FROM stamps WHERE stamp IN"
+        digests = dict(self._rows_with(query, present))
         facts = self.find_by_contents(list(set(digests.values())))
         return {stamp: facts[digest] for stamp, digest in digests.items() if digest in facts}
 
     def find_by_contents(self, digests: Sequence[bytes]) -> dict[bytes, Facts]:
         """Look up the facts of file contents by their SHA-256 digests. Unknown contents are left out."""
-        return {row[0]: Facts(*row) for part in _parts(digests) for row in self._checked_rows(_BY_DIGEST, part)}
+        return {row[0]: Facts(*row) for row in self._rows_with(_BY_DIGEST, digests)}
 
     def add(self, facts: Facts, stamp: bytes | None) -> None:
         """Store the facts of a file by its content, and also by its stamp if there is one."""
@@ -519,26 +481,20 @@ class FactDatabase:
 
         Return its contents and its result; None if no comparison covered more than half of `digests`, which are sorted.
         """
-        by_name = "SELECT name, pairs, seal FROM compared WHERE name IN"
-        if rows := self._checked_rows(by_name, [_name_of(b"".join(digests))]):
-            return tuple(digests), json.loads(rows[0][1])
         wanted, most = set(digests), len(digests) // 2
-        best_name, best_contents = b"", list[bytes]()
-        for (name,) in self._query("SELECT name FROM compared WHERE LENGTH(name) IN", [_DIGEST]):
-            rows = self._checked_rows("SELECT contents, name FROM compared WHERE name IN", [name], _name_of)
-            joined = rows[0][0] if rows else b""
+        best: tuple[int, list[bytes]] | None = None
+        for number, joined in self._query("SELECT number, contents FROM compared"):
             contents = [joined[i : i + _DIGEST] for i in range(0, len(joined), _DIGEST)]
             covered = len(wanted.intersection(contents))
             if covered > most:
-                most, best_name, best_contents = covered, name, contents
-        rows = self._checked_rows(by_name, [best_name]) if best_name else []
-        return (tuple(best_contents), json.loads(rows[0][1])) if rows else None
+                most, best = covered, (number, contents)
+        rows = [] if best is None else self._query("SELECT pairs FROM compared WHERE number = ?", [best[0]])
+        return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][0]))
 
     def add_comparison(self, digests: Sequence[bytes], result: Any) -> None:
         """Store the result of comparing these contents with one another. The result must consist of JSON types."""
-        contents, pairs = b"".join(digests), to_json(result)
-        row = (_name_of(contents), contents, pairs, _checksum_of(_name_of(contents), pairs))
-        self._run("INSERT OR REPLACE INTO compared (name, contents, pairs, seal) VALUES (?, ?, ?, ?)", [row])
+        row = (b"".join(digests), to_json(result))
+        self._run("INSERT INTO compared (contents, pairs) VALUES (?, ?)", [row])
         self._run(_DELETE_OLD, [(_MAX_COMPARED,)])
 
     def write(self, min_count: int = 1) -> None:
@@ -546,31 +502,21 @@ class FactDatabase:
         if len(self._facts) >= min_count:
             with self._lock:
                 facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
-            # SQLite returns booleans as integers, which have another checksum.
-            rows = [tuple(int(cell) if isinstance(cell, bool) else cell for cell in _row_of(fact)) for fact in facts]
-            self._insert("INSERT OR IGNORE INTO facts", rows)
-            self._insert("INSERT OR REPLACE INTO stamps", stamps)
+            self._run(_INSERT_FACTS, [_row_of(fact) for fact in facts])
+            self._run("INSERT OR REPLACE INTO stamps VALUES (?, ?)", stamps)
 
-    def _insert(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        if rows:
-            values = ", ".join("?" * (len(rows[0]) + 1))
-            self._run(f"{statement} VALUES ({values})", [(*row, _checksum_of(*row)) for row in rows])
+    def _rows_with(self, query: str, keys: Sequence[bytes]) -> Iterator[Any]:
+        """Yield the rows of a query that ends with `IN`, for these keys."""
+        for start in range(0, len(keys), _MAX_KEYS):
+            part = keys[start : start + _MAX_KEYS]
+            yield from self._query(f"{query} ({', '.join('?' * len(part))})", part)
 
-    def _checked_rows(self, query: str, keys: Sequence[Any], checksum: Callable[..., Any] = _checksum_of) -> list[Any]:
-        """Check the last column of each row, a checksum, and return the rows without it; none if a row is damaged."""
-        rows = self._query(query, keys)
-        if any(checksum(*row[:-1]) != row[-1] for row in rows):
-            with self._lock:
-                self._close(sqlite3.DatabaseError("a row is damaged"))
-            return []
-        return [row[:-1] for row in rows]
-
-    def _query(self, query: str, keys: Sequence[Any]) -> list[Any]:
+    def _query(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._lock:
-            if self._database is None or not keys:
+            if self._database is None:
                 return []
             try:
-                return self._database.execute(f"{query} ({', '.join('?' * len(keys))})", keys).fetchall()
+                return self._database.execute(query, parameters).fetchall()
             except sqlite3.Error as error:
                 self._close(error)
                 return []
@@ -584,38 +530,18 @@ class FactDatabase:
                 except sqlite3.Error as error:
                     self._close(error)
 
-    def _open(self) -> None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
-            self._database.text_factory = partial(str, encoding="utf-8", errors="replace")  # checksums reveal damage
-            self._database.executescript(_CREATE)
-        except (OSError, sqlite3.Error) as error:
-            self._close(error)
-
     def _close(self, reason: Exception | None = None) -> None:
-        """Close the database, and work without it. If `reason` means that it is damaged, rename it and create another.
+        """Close the database, and work without it. If `reason` means that it is damaged, delete its file.
 
-        A full disk, for example, is not damage. An error in an SQL statement is: the file has tables of another layout.
+        A full disk and a lock are no damage; SQLite reports them as OperationalError.
         """
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
         self._database = None
-        is_temporary = isinstance(reason, sqlite3.OperationalError) and (
-            getattr(reason, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR
-        )
-        if isinstance(reason, sqlite3.DatabaseError) and not is_temporary and not self._was_replaced:
-            self._was_replaced = True
+        if isinstance(reason, sqlite3.DatabaseError) and not isinstance(reason, sqlite3.OperationalError):
             with contextlib.suppress(OSError):
-                for journal in self._path.parent.glob(f"{self._path.name}-*"):
-                    journal.unlink()  # SQLite would apply it to the new database
-                self._path.replace(self._path.with_suffix(".damaged"))
-                self._open()
-
-
-def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    return (keys[start : start + _MAX_KEYS] for start in range(0, len(keys), _MAX_KEYS))
+                self._path.unlink()
 
 
 def stamp_of(file: Place) -> bytes | None:
@@ -634,10 +560,6 @@ def stamp_of(file: Place) -> bytes | None:
         return None
     inode = status.st_ino & 0xFFFFFFFFFFFFFFFF  # it has 128 bits on some file systems of Windows
     return struct.pack("=QQQqq", status.st_dev, inode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def _name_of(contents: Any) -> bytes:
-    return hashlib.sha256(contents if isinstance(contents, bytes) else b"").digest()
 
 
 if __name__ == "__main__":

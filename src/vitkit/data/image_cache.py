@@ -1,7 +1,7 @@
 """Caches of decoded pictures between epochs, at the size that training needs.
 
-The pictures are cached in memory that all processes of a run share, or as files in vitkit's cache folder. A photograph
-that has changed on disk is decoded again. A cache returns exactly the pixels that were stored, so results do not depend
+The pictures are cached in memory that all processes of a run share, or as files in vitkit's cache folder, which later
+runs use, unless a photograph has changed. A cache returns exactly the pixels that were stored, so results do not depend
 on it.
 """
 
@@ -26,7 +26,7 @@ from PIL import Image
 
 from vitkit.data.decode import available_memory, decoder_versions, sizes_of
 from vitkit.data.file_facts import stamp_of
-from vitkit.data.storage import Place, UnreadableImageError, read_place, version_of
+from vitkit.data.storage import Place, UnreadableImageError, read_place
 from vitkit.system.environment import cache_folder
 
 Cache = Literal["auto", "ram", "disk", "none"]
@@ -69,27 +69,21 @@ class MemoryCache:
     def __init__(self, images: int, size: int) -> None:
         self._budget = _Budget(size)
         self._pixels = mmap.mmap(-1, max(size, 1))
-        # For each picture: whether it is stored, its offset, width and height, and the version of its file.
-        self._entries = np.frombuffer(mmap.mmap(-1, max(images, 1) * 7 * 8), np.int64).reshape(-1, 7)
+        # For each picture: whether it is stored, its offset, width and height.
+        self._entries = np.frombuffer(mmap.mmap(-1, max(images, 1) * 4 * 8), np.int64).reshape(-1, 4)
 
-    def picture(self, index: int, file: Place, make: MakePicture) -> Image.Image:
-        version = version_of(file)
+    def picture(self, index: int, file: Place, make: MakePicture) -> Image.Image:  # noqa: ARG002
         with self._budget.lock:
-            is_stored, start, width, height, *stored_version = self._entries[index].tolist()
-        if is_stored and version is not None and tuple(stored_version) == version:
+            is_stored, start, width, height = self._entries[index].tolist()
+        if is_stored:
             return Image.frombytes("RGB", (width, height), memoryview(self._pixels)[start : start + 3 * width * height])
         image = make()
-        if version is None or version != version_of(file):  # the file was replaced while it was read
-            return image
         pixels = image.tobytes()
         with self._budget.lock:
-            is_stored, start, width, height, *_ = self._entries[index].tolist()
-            # A changed picture takes the bytes of the old one if it fits.
-            if not is_stored or 3 * width * height < len(pixels):
-                start = self._budget.reserve(len(pixels))
-            if start is not None:
-                self._pixels[start : start + len(pixels)] = pixels
-                self._entries[index] = (1, start, *image.size, *version)
+            reserved = self._budget.reserve(len(pixels))
+            if reserved is not None:
+                self._pixels[reserved : reserved + len(pixels)] = pixels
+                self._entries[index] = (1, reserved, *image.size)
         return image
 
 

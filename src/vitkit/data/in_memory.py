@@ -95,11 +95,6 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
     kind, axes, array = f"{name} is an array", "(height, width, C)", picture
     if _is_tensor(picture):
         kind, axes, tensor = f"{name} is a tensor", "(C, height, width)", cast("Tensor", picture)
-        if tensor.is_meta or tensor.is_sparse or tensor.is_quantized:
-            raise VitkitError(
-                "data.image-values",
-                f"{name} is a meta, sparse or quantised tensor: pass a plain one of uint8, or of floats from 0 to 1",
-            )
         array = tensor.detach().cpu()
         array = array.float() if array.is_floating_point() else array
     array = np.asarray(array)

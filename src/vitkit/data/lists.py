@@ -1,9 +1,9 @@
 """Read lists of images: CSV files with the path and the classes of each image, and possibly its split and its group.
 
 Lists come from many programs, so columns are recognised by their titles and by their cells. Whatever could change the
-result is either read or refused: `find_splits` finds the column with the splits under any title, `_find_separator` the
-mark between the classes of an image, and `_refuse_other_paths` files that a list calls by other paths. The table of a
-list names every column that is not read (`ImageTable.overlooked`).
+result is either read or refused: `find_splits` finds the column with the splits under any title, and `_find_separator`
+the mark between the classes of an image. The table of a list names every column that is not read
+(`ImageTable.overlooked`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ import ast
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import NamedTuple
 
-from vitkit.data.file_names import SUFFIXES, why_ignored
 from vitkit.data.labels import TITLES, CsvRows, read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_folder
-from vitkit.data.storage import image_exists, walk
 from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, ImageTable, refuse_lookalikes
 from vitkit.errors import VitkitError
 from vitkit.system.files import open_regular
@@ -49,7 +46,6 @@ _YES_NO = {
 }
 _SPLIT_PREFIXES = frozenset(("is", "in", "for", "used"))  # words before the split in titles such as is_train
 _ROBOFLOW_LIST = "_classes.csv"  # Roboflow's list, in the folder of the images
-_MAX_SEARCHED = 20_000  # the number of files that are searched for one whose path does not exist
 
 
 class _Labels(NamedTuple):
@@ -81,7 +77,6 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
         if "\0" in path:
             raise VitkitError("data.null-byte", f"{name}, line {line}: paths must not contain a null byte: {path!r}")
     table = _table_of(name, file.parent, paths, labels, splits)
-    _refuse_other_paths(table)
     groups = {}
     if group_column is not None:
         for path, cells in zip(paths, (cells for _, cells in rows.rows), strict=True):
@@ -387,36 +382,3 @@ def _table_of(name: str, root: Path, paths: Sequence[str], labels: _Labels, spli
     task = MULTI_LABEL if labels.is_multi else SINGLE_LABEL
     sets, numbers = task.encode([tuple(index[label] for label in names) for names in names_of_rows])
     return ImageTable(name, root.resolve(), classes, tuple(paths), numbers, tuple(splits), sets=sets)
-
-
-# --- Paths ------------------------------------------------------------------------------------------------------
-
-
-def _refuse_other_paths(table: ImageTable) -> None:
-    """Refuse a list none of whose paths exists, if the file of the first path is found under another path."""
-    if any(image_exists(file) for file in table.files()):
-        return
-    path = table.paths[0]
-    if (candidate := next(_candidates(table.root, path), None)) is not None:
-        raise VitkitError(
-            "data.images-elsewhere",
-            f"{table.name}: none of its {len(table)} images exists (the first is {path!r:.200}), but {candidate} does: "
-            f"write paths as they are below {table.root}, with '/' and the suffix",
-        )
-
-
-def _candidates(root: Path, path: str) -> Iterator[str]:
-    """Yield files that a path may mean: with other slashes, with a suffix, or in another folder."""
-    name = PureWindowsPath(path).name  # a PureWindowsPath accepts both kinds of slashes
-    folders = PureWindowsPath(path).as_posix().rpartition("/")[0].split("/")
-    for i in range(len(folders)):  # the first folders of the path may be those of another machine
-        file = root.joinpath(*folders[i:], name)
-        if image_exists(file):
-            yield file.relative_to(root).as_posix()
-    stem = Path(name).stem if Path(name).suffix.lower() in SUFFIXES else name
-    for file in islice(walk(root), _MAX_SEARCHED):
-        if file.name == name or (file.stem == stem and why_ignored(file.name) is None):
-            yield file.relative_to(root).as_posix()
-    for other in (Path.cwd(), root.parent):
-        if image_exists(other / path):
-            yield str(other / path)

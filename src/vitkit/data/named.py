@@ -332,11 +332,7 @@ def _download(entry: DataSet, folder: Path) -> None:
                 f"{_with_host(entry)} has {len(images):,} images in {len(classes)} classes, expected "
                 f"{entry.images:,} in {entry.classes}; {_advice(entry)}",
             )
-        try:
-            written.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another process has written the same content
-                raise
+        written.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

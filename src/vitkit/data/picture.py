@@ -17,7 +17,6 @@ import math
 import struct
 import threading
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from PIL import (  # plugins register themselves; importing all 42 of Pillow's t
     Image,
     ImageFile,
     JpegImagePlugin,  # noqa: F401
-    PngImagePlugin,  # noqa: F401
+    PngImagePlugin,
     PpmImagePlugin,  # noqa: F401
     TiffImagePlugin,
     UnidentifiedImageError,
@@ -43,6 +42,7 @@ from PIL import (  # plugins register themselves; importing all 42 of Pillow's t
 MAX_PIXELS = 178_956_970  # Pillow's limit, above which a file may be a decompression bomb
 STRIP = 2**20  # number of pixels that are converted at a time
 _READER_BYTES = {"AVIF": 5, "HEIF": 8}  # bytes per pixel that a reader holds in addition to Pillow's image
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 2**26  # some programs write texts above 1 MiB
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # hides Pillow's warnings, because callers report problems
 
 _TRANSPOSE = {
@@ -88,15 +88,6 @@ def picture_in(
     Raises:
         Exception: any kind, since readers raise any; `why_unreadable` explains it.
     """
-    try:
-        return _decode(source, short_side, reserve)
-    except (OSError, SyntaxError, ValueError):
-        if (pixels_only := _without_metadata(source)) is None:
-            raise
-    return _decode(pixels_only, short_side, reserve)
-
-
-def _decode(source: str | bytes, short_side: int | None, reserve: Callable[[int], None]) -> Picture:
     with QUIET, open_picture(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
         if image.width * image.height > MAX_PIXELS:
             raise UnsupportedError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
@@ -284,45 +275,14 @@ def _why_unidentified(file: BinaryIO) -> str:
             tags.load(file)
             if _is_raw(tags, file):
                 return _RAW
-            if tags.get(_COMPRESSION, 1) not in TiffImagePlugin.COMPRESSION_INFO:
-                compression = f"compression {tags[_COMPRESSION]}"
-                return f"a TIFF with {compression}, which is not supported: save it without compression"
-            bands: int = tags.get(_BANDS, 1)
-            interpretation: Any = tags.get(_PHOTOMETRIC)
-            colours = _COLOURS.get(interpretation, f"(photometric interpretation {interpretation})")
             bits = "/".join(map(str, sorted(set(tags.get(_BITS, (1,))))))
-            kind = {2: "signed ", 3: "floating-point "}.get(int(_number(tags.get(_FORMAT)) or 1), "")
-            instead = "save three of them as RGB" if bands > 4 else "save it as RGB or grey of 8 or 16 bits"
-            content = f"{bands} {colours} band{'s' * (bands != 1)} of {kind}{bits} bits"
-            return f"a TIFF of {content}, which is not supported: {instead}"
+            content = f"bands: {tags.get(_BANDS, 1)}, bits: {bits}, compression: {tags.get(_COMPRESSION, 1)}"
+            instead = "save it as RGB or grey of 8 or 16 bits, without compression"
+            return f"a TIFF of a kind that is not supported ({content}): {instead}"
     return "not an image" if head else "empty file"
 
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Chunks that determine the pixels, in addition to the critical chunks, whose names begin with a capital.
-_PIXEL_CHUNKS = (b"tRNS", b"sBIT", b"acTL", b"fcTL", b"fdAT")
-
-
-def _without_metadata(source: str | bytes) -> bytes | None:
-    """Return a PNG without texts, colour profiles and other metadata; None if the file is no PNG, or has no metadata.
-
-    Pillow refuses a PNG if a piece of metadata is larger than 1 MiB or damaged, although the pixels do not depend on
-    it. The EXIF data, which contain the orientation, are kept unless they are damaged.
-    """
-    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
-        if file.read(len(_PNG)) != _PNG:
-            return None
-        content = file.read()
-    kept, start = [_PNG], 0
-    while start + 12 <= len(content):  # a chunk: 4 bytes for the size, 4 for the name, the data, 4 for the checksum
-        size, name = struct.unpack_from(">I4s", content, start)
-        chunk = content[start : start + 12 + size]
-        is_whole = zlib.crc32(chunk[4:-4]).to_bytes(4) == chunk[-4:]
-        if name[:1].isupper() or name in _PIXEL_CHUNKS or (name == b"eXIf" and is_whole):
-            kept.append(chunk)
-        start += 12 + size
-    pixels_only = b"".join([*kept, content[start:]])
-    return pixels_only if len(pixels_only) < len(_PNG) + len(content) else None
 
 
 def _is_heif(source: str | Path | BinaryIO) -> bool:
@@ -341,7 +301,6 @@ def _is_heif(source: str | Path | BinaryIO) -> bool:
 _SUBFILE, _BITS, _COMPRESSION, _PHOTOMETRIC, _BANDS, _MIN, _MAX = 254, 258, 259, 262, 277, 280, 281  # tags of TIFF
 _SUBFILES, _FORMAT, _SMIN, _SMAX, _NODATA, _DNG = 330, 339, 340, 341, 42113, 50706
 _SENSOR = (32803, 34892)  # photometric interpretations of the numbers of a camera's sensor
-_COLOURS = {0: "grey", 1: "grey", 2: "RGB", 3: "palette", 5: "CMYK", 6: "YCbCr", 8: "Lab"}
 _KINDS: dict[int, Literal["unsigned", "signed", "float"]] = {2: "signed", 3: "float"}
 
 

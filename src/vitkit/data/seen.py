@@ -38,9 +38,6 @@ _FORMAT = 1
 _PIXELS = THUMBNAIL**2
 _TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]], np.float32)
 _MIN_STEPS = np.array([1.0, 8.0, 8.0], np.float32)  # in grey levels; smaller steps do not help to distinguish pictures
-# A record is refused as a decompression bomb if its unpacked bytes exceed both the first number, and the second times
-# its packed bytes.
-_LARGE, _MAX_RATIO = 2**30, 200
 _CHUNK = 1024  # the number of thumbnails that are processed at a time
 _ROWS = 64  # the number of coefficients that are written at a time: the bytes of a line of a processor's cache
 _MAX_TEXT = 64 * 2**20  # characters; the header of a safetensors file may have 100 million
@@ -61,7 +58,7 @@ class PictureRecord:
     counts: npt.NDArray[np.uint8]  # the number of keypoints of each picture, (n,), or (0,) without thumbnails
     words: npt.NDArray[np.uint64]  # the keypoints of all pictures, picture by picture, as in `altered.Appearance`
     places: npt.NDArray[np.uint16]
-    aspects: npt.NDArray[np.float32]  # width / height, (n,); 0 in records without keypoints, as of earlier versions
+    aspects: npt.NDArray[np.float32]  # width / height, (n,); 0 in records without keypoints
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -118,7 +115,7 @@ class PictureRecord:
         )
 
     def without_keypoints(self) -> PictureRecord:
-        """Return the record without keypoints, as earlier versions of vitkit wrote it."""
+        """Return the record without keypoints."""
         no_counts, no_aspects = np.zeros_like(self.counts), np.zeros_like(self.aspects)
         return replace(self, counts=no_counts, words=self.words[:0], places=self.places[:0], aspects=no_aspects)
 
@@ -198,10 +195,6 @@ class PictureRecord:
             VitkitError: the bytes are damaged, or a later version of vitkit wrote them.
         """
         try:
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                size = sum(member.file_size for member in archive.infolist())
-            if size > max(_LARGE, _MAX_RATIO * len(data)):
-                raise ValueError(f"{len(data):,} bytes would unpack to {size:,}")
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 about = from_json(file["about"].tobytes())
                 if about["format"] > _FORMAT:
@@ -210,8 +203,6 @@ class PictureRecord:
                         f"the record of training pictures in {source} was written by a later version of vitkit: "
                         "upgrade vitkit",
                     )
-                n = file["codes"].shape[-1]  # 0 without thumbnails
-                has_keypoints = "words" in file  # records of earlier versions have none
                 record = cls(
                     digests=file["digests"],
                     roles=file["roles"],
@@ -220,10 +211,10 @@ class PictureRecord:
                     scales=file["scales"],
                     codes=np.ascontiguousarray(file["codes"].T),
                     is_whole=bool(about["is_whole"]),
-                    counts=file["counts"] if has_keypoints else np.zeros(n, np.uint8),
-                    words=file["words"] if has_keypoints else np.zeros(0, np.uint64),
-                    places=file["places"] if has_keypoints else np.zeros((0, 2), np.uint16),
-                    aspects=file["aspects"] if has_keypoints else np.zeros(n, np.float32),
+                    counts=file["counts"],
+                    words=file["words"],
+                    places=file["places"],
+                    aspects=file["aspects"],
                 )
             record._check()
         except VitkitError:

@@ -182,19 +182,16 @@ def image_exists(place: Place) -> bool:
     return stored is not None and image_exists(stored)
 
 
-def version_of(place: Place) -> tuple[int, int, int] | None:
-    """Return three numbers, some of which change when the image changes; None if changes cannot be detected."""
+def version_of(place: Place) -> str:
+    """Return a text that changes whenever an image changes; empty if changes cannot be detected."""
     if isinstance(place, Stored):
         stamp = place.storage.stamp(place.key)
-        if stamp is None:
-            return None
-        digest = hashlib.sha256(stamp).digest()
-        return int.from_bytes(digest[:7]), int.from_bytes(digest[7:14]), int.from_bytes(digest[14:21])
+        return "" if stamp is None else hashlib.sha256(stamp).hexdigest()
     try:
         status = os.stat(place)  # noqa: PTH116
     except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns, status.st_ino
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
 # --- Images in folders ----------------------------------------------------------------------------------------
@@ -377,18 +374,8 @@ def find_images(sources: Iterable[str], overlooked: SearchLog | None = None) -> 
 
 def _matching(pattern: str, overlooked: SearchLog) -> list[str]:
     """Return the images that match a glob pattern, and those in matching folders."""
-    parts = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern)
-    unreadable_before = len(overlooked.unreadable)
-    # `glob` skips unreadable folders silently, so the folders in which it must search are tried first.
-    for i in range(1, len(parts)):
-        if glob.has_magic(parts[i]):
-            for folder in glob.glob("/".join([*parts[:i], ""]), recursive=True):  # noqa: PTH207
-                try:
-                    os.scandir(folder).close()
-                except OSError as error:
-                    overlooked.add_unreadable(error)
     matches = glob.glob(pattern, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
-    if not matches and len(overlooked.unreadable) == unreadable_before:
+    if not matches:
         raise VitkitError("data.source-missing", f"no such file, folder or pattern: {pattern}")
     paths: list[str] = []
     typed = Path(pattern).parts

@@ -15,7 +15,6 @@ SPLIT = "split.json"  # the split of each image, and the beginning of its conten
 GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
 LABELS = "labels.csv"  # a copy of the label file at the start
 EARLIER_LABELS = "earlier_labels.json"  # labels that images had in earlier runs, and missing test images of those
-PROPOSALS = "proposals.json"  # the same in earlier versions of vitkit, which is not read
 FINDINGS = "findings.json"  # problems of the data that the doctor found
 PRETRAINING = "pretraining.toml"  # for a pre-training: its options and remarks
 PREPROCESS = "preprocess.json"  # for a training on a caller's datasets: their preprocessing
@@ -50,7 +49,7 @@ PICTURES = {  # by their captions in the report
 
 FILES = (  # the files that a run writes into its folder; a new run in the same folder removes them
     *(REQUEST, RECIPE, PRETRAINING, SPLIT, GROUPS, LABELS),
-    *(EARLIER_LABELS, PROPOSALS, FINDINGS, PREPROCESS, EXTENSIONS, CLASS_INDICES),
+    *(EARLIER_LABELS, FINDINGS, PREPROCESS, EXTENSIONS, CLASS_INDICES),
     *(LOG, METRICS, LOGGER_RUNS),
     *(EVALUATION, OUT_OF_FOLD, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )

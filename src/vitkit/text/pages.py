@@ -265,7 +265,8 @@ def write_page(path: Path, title: str, body: str | Sequence[str], live: Live | N
     parts = [f'<main class="sheet">\n{content}\n</main>']
     if live is not None:
         parts += [f"{DATA}{script_data(live.data)}</script>", f'<script type="module">{live.script}</script>']
-    write_text(path, head + "\n".join(parts) + "\n</html>\n")
+    page = head + "\n".join(parts) + "\n</html>\n"
+    write_text(path, page.encode("utf-8", "replace").decode())  # "?" for bytes of file names that are not UTF-8
 
 
 def from_template(template: Path, **values: Any) -> str:

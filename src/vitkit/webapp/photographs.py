@@ -56,7 +56,7 @@ _T = TypeVar("_T")
 
 def stamp_of(file: Place) -> str:
     """Return a text that changes whenever a file changes; empty if the file does not exist."""
-    return " ".join(map(str, version_of(file) or ()))
+    return version_of(file)
 
 
 def file_cache(read: Callable[[Path], _T], size: int = 4) -> Callable[[Path], _T]:

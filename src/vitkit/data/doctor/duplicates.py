@@ -180,14 +180,11 @@ def _sorted(i: int, j: int) -> tuple[int, int]:
     return (i, j) if i < j else (j, i)
 
 
-def find_duplicates(
-    facts: Sequence[Facts], progress: Callable[[int, int], None] | None = None, comparison: Comparison | None = None
-) -> tuple[list[Link], SearchDepth]:
+def find_duplicates(facts: Sequence[Facts], comparison: Comparison | None = None) -> tuple[list[Link], SearchDepth]:
     """Find all pictures that occur more than once.
 
     Args:
         facts: the `Facts` of each image. All images must be readable.
-        progress: receives the number of images compared and their total.
         comparison: the result of `compare` for these images; None to compute it.
 
     Returns:
@@ -202,7 +199,7 @@ def find_duplicates(
         first = first_of.setdefault(digest, i)
         if first != i:
             exact.append(Link(first, i, "exact"))
-    comparison = compare(facts, None, progress) if comparison is None else comparison
+    comparison = compare(facts) if comparison is None else comparison
     if comparison.pairs is None:
         return exact, "exact"
     digests = comparison.digests

@@ -5,7 +5,6 @@ Each finding is a sentence that names the problem, the number of affected images
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from vitkit.data.doctor.duplicates import Comparison, Kind, Link, SearchDepth, c
 from vitkit.data.doctor.names import find_groups
 from vitkit.data.doctor.shortcuts import find_shortcuts
 from vitkit.data.file_facts import PLAIN, FactDatabase, Facts, FactTable, Keep, scan
-from vitkit.data.file_names import SUFFIXES
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS, held_out_split, merge_by_scene
 from vitkit.data.table import UNLABELLED, ImageTable
@@ -35,14 +33,6 @@ MOST_LOST, MOST_CROPPED = (
 _MAX_SINGLE_FINDINGS = 20  # if more classes than this have no image in a split, they are reported together
 _DECISIVE = 0.8  # Cramér's V of a property that leaves nothing to learn
 _IMBALANCE = 10.0  # ratio of the largest class to the smallest
-_JPEG = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"))
-_SUFFIXES_OF = {
-    "JPEG": _JPEG,
-    "MPO": _JPEG,
-    "TIFF": frozenset((".tif", ".tiff")),
-    "HEIF": frozenset((".heic", ".heif", ".hif")),
-    "PPM": frozenset((".ppm", ".pgm")),
-}
 
 Severity = Literal["problem", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -72,16 +62,7 @@ def read_findings(file: Path) -> list[Finding]:
     """
     try:
         stored = from_json(file.read_text(encoding="utf-8"))
-        if not isinstance(stored, list):
-            raise TypeError("it is not a list")
-        findings = []
-        for entry in stored:
-            if isinstance(entry, str):  # earlier versions stored text, such as "note: 2 images are ..."
-                severity: Severity = next((name for name in SEVERITIES if entry.startswith(f"{name}: ")), "note")
-                findings.append(Finding(severity, entry.removeprefix(f"{severity}: ")))
-            else:
-                findings.append(Finding(**entry))
-        return findings
+        return [Finding(**entry) for entry in stored]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError) as error:
@@ -262,9 +243,7 @@ def check_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Findi
 
 def check_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report unusual properties of readable pictures."""
-    all_modes, are_animated, doubts, formats, borders = FactTable.of(facts).columns(
-        "mode", "is_animated", "doubt", "format", "border"
-    )
+    all_modes, are_animated, doubts, borders = FactTable.of(facts).columns("mode", "is_animated", "doubt", "border")
     if plain := [path for path, border in zip(table.paths, borders, strict=True) if border == PLAIN]:
         pictures_show = plural(len(plain), "picture is of one colour and shows", "pictures are of one colour and show")
         yield Finding("warning", f"{pictures_show} nothing: {_list(plain)}")
@@ -278,14 +257,6 @@ def check_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Findin
     if doubtful:
         are = plural(len(doubtful), "picture is", "pictures are")
         yield Finding("warning", f"{are} possibly not read as meant: {_list(doubtful, '; ', 3)}")
-    misnamed = []
-    for path, form in zip(table.paths, formats, strict=True):
-        suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122  # ten times as fast as a Path's
-        if suffix in SUFFIXES and suffix not in _SUFFIXES_OF.get(form, {f".{form.lower()}"}):
-            misnamed.append(path)
-    if misnamed:
-        are = plural(len(misnamed), "image is", "images are")
-        yield Finding("note", f"{are} of another format than the name says, and read anyway: {_list(misnamed)}")
 
 
 def check_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
