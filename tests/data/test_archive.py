@@ -290,6 +290,13 @@ def test_an_archive_that_was_cut_is_refused_wherever_it_ends(tmp_path: Path, for
             read_source(packed)
 
 
+def test_a_tar_with_another_one_behind_its_end_is_refused(tmp_path: Path) -> None:
+    packed = tarred(photos.folder(tmp_path / "data", {"a": 2, "b": 2}))
+    packed.write_bytes(2 * packed.read_bytes())  # as `cat` joins them
+    with refused("data.archive-joined", packed.name):
+        read_source(packed)
+
+
 def test_compressed_tars_are_refused_with_what_to_do(tmp_path: Path) -> None:
     for name in ("it.tgz", "it.tar.xz"):
         with tarfile.open(tmp_path / name, f"w:{name[-2:]}") as made:  # type: ignore[call-overload]

@@ -244,6 +244,12 @@ def _index_of_tar(path: Path) -> _MemberIndex:
         file.seek(offset)
         if file.read(1024) != bytes(1024):  # two blocks of zeros end a tar
             raise _damaged(f"{path} is damaged or incomplete: it has neither a member nor an end at byte {offset:,}")
+        if any(file.read(2**24)):  # further zeros may pad it
+            raise VitkitError(
+                "data.archive-joined",
+                f"{path} has another archive behind its end, as `cat` joins them, which would be left out: unpack it "
+                f"by `tar -xif {path}`, and use the folder",
+            )
     return index
 
 
