@@ -13,7 +13,7 @@ import runs
 import warm
 from hearing import heard
 from refusals import refused
-from vitkit.data.loading import check_main_guard, error_of_worker
+from vitkit.data.loading import check_main_guard, explain_worker_errors
 from vitkit.system import reporting_to
 from vitkit.training import Recipe, run
 from vitkit.training import start as setup
@@ -32,7 +32,7 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
 
     recipe = runs.quick(runs.photos(tmp_path / "photos", images=40), workers=1)
     cure, lines = f"workers = 0 in {folder / 'recipe.toml'}", list[str]()
-    with refused("training.worker-lost", cure), reporting_to(kill), heard(lines.append):
+    with refused("data.worker-lost", cure), reporting_to(kill), heard(lines.append):
         run.train(recipe, folder)
     assert f"the best model so far is in {folder}" in lines
     text = (folder / "recipe.toml").read_text()
@@ -78,6 +78,8 @@ def test_the_processes_of_a_team_share_the_cores(monkeypatch: pytest.MonkeyPatch
 
 def test_an_error_of_a_process_is_told_without_its_traceback() -> None:
     traceback = "Caught VitkitError in DataLoader worker process 0.\nTraceback ...\nVitkitError: a.png: not an image"
-    error = error_of_worker(RuntimeError(traceback))
-    assert (error.code, str(error)) == ("data.worker-failed", "a.png: not an image")
-    assert error_of_worker(RuntimeError("a shape does not fit")) is None
+    with refused("data.worker-failed", "a.png: not an image"), explain_worker_errors(2, "use --workers 0"):
+        raise RuntimeError(traceback)
+    for workers, message in ((2, "a shape does not fit"), (0, traceback)):
+        with pytest.raises(RuntimeError), explain_worker_errors(workers, "use --workers 0"):
+            raise RuntimeError(message)

@@ -202,6 +202,8 @@ def test_rows_of_another_model_are_refused(
 ) -> None:
     vitkit("predict", trained, "photos", "-o", "out.csv", "--precision", precision, "--backend", "eager")
     cut(20)
+    computation = {"backend": "eager", "precision": precision, "plan": "plain"}
+    Path("out.csv.partial.json").write_text(json.dumps(computation))
     other = shaken(trained, here / "other", noise)
     outcome = vitkit("predict", other, "photos", "-o", "out.csv", "--resume", "--precision", precision)
     outcome.refused("verbs.rows-foreign", "out.csv.partial")

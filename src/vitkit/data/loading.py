@@ -350,7 +350,7 @@ def explain_worker_errors(workers: int, advice: str) -> Iterator[None]:
             raise
         reason = f"memory, or /dev/shm, is too small for --workers {workers}"
         message = f"a process that prepares images ended: {reason}; {advice}"
-        raise VitkitError("training.worker-lost", message) from error
+        raise VitkitError("data.worker-lost", message) from error
 
 
 def check_main_guard() -> None:

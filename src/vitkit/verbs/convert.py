@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -130,6 +131,9 @@ def _write(classifier: Classifier, destination: Path, kind: str) -> None:
     with staged(destination) as written:
         write(classifier, written, kind)
         _compare(classifier, written, kind)
+        for file in filter(Path.is_file, (written, *written.rglob("*"))):  # on the disk before the old file is gone
+            with file.open("rb+") as opened:
+                os.fsync(opened.fileno())
         previous = written.with_name(fit_name(written.name, ".before"))  # which `staged` deletes
         if destination.is_dir():  # unlike a file, a folder cannot be replaced directly
             destination.replace(previous)
