@@ -29,7 +29,7 @@ demo: setup ## train digits from scratch, evaluate, predict: about three minutes
 	@echo "The classifier is in runs/demo; open runs/demo/report.html. To ask it about an image of your own:"
 	@echo "    $(BIN)/vitkit predict runs/demo IMAGE"
 
-test: setup style ## everything that must hold, in up to 20 minutes on two slow cores
+test: setup style ## everything that must hold, in about ten minutes on two cores
 	$(MAKE) --no-print-directory --jobs=2 types suite
 
 # Three processes on two cores: some tests wait for a server, a browser or a process that they started.

@@ -185,6 +185,7 @@ def test_a_body_is_counted_and_timed_as_it_comes(application: type[Echo]) -> Non
     assert own.asked == 0
     guard = Guard(application(), Rules(LOCAL.names, seconds=0.05))
     assert refused(ask(guard, "POST", parts=[b"half", 5.0, b"late"])) == (408, "serving.request-slow")
+    guard = Guard(application(), Rules(LOCAL.names, seconds=20.0))
     assert ask(guard, "POST", parts=[0.01, b"half", 0.01, b"other"]).body == b"halfother"
 
 
