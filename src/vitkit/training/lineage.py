@@ -272,7 +272,8 @@ def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str 
 
     By default, the parent folder is `runs`.
     """
-    parent, own = (Path("runs"), None) if out is None else (Path(out).parent, Path(out).resolve())
+    parent = Path("runs") if out is None else Path(out).parent
+    own = None if out is None else Path(out).resolve()
     earlier = [path for path in parent.glob(f"*/{RECORD}") if path.parent.resolve() != own]
     if not earlier:
         return None
