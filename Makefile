@@ -51,6 +51,7 @@ types: setup
 
 accept: setup ## the figures that the project promises; long
 	$(BIN)/python -m pytest -m accept
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=explore
 
 bench: setup ## speed on this machine; writes benchmarks/results
 	$(BIN)/python benchmarks/startup.py

@@ -17,7 +17,9 @@ if "VITKIT_TEST_GPU" not in os.environ:  # what is tested here is the same on ev
 import once
 import warm
 
-settings.register_profile("vitkit", deadline=None)  # a busy machine is no failure
+# A busy machine is no failure. Every run draws the same examples, so that only a change can fail.
+settings.register_profile("vitkit", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)  # for `make accept`
 settings.load_profile("vitkit")
 
 gc.disable()  # until all is imported that stays

@@ -93,14 +93,14 @@ def test_a_new_hidden_size_keeps_the_mlps_ratio_and_the_representation_layer() -
 
 
 @given(hidden_size=st.integers(1, 2000), mlp_size=st.integers(1, 8000), times=st.integers(1, 4))
-@settings(derandomize=True, max_examples=50)
+@settings(max_examples=50)
 def test_a_multiple_of_the_hidden_size_is_that_multiple_of_the_mlp(hidden_size: int, mlp_size: int, times: int) -> None:
     config = tiny(hidden_size=hidden_size, heads=1, mlp_size=mlp_size, position="none")
     assert config.replace(hidden_size=times * hidden_size).mlp_size == times * mlp_size
 
 
 @given(config=configs(), name=st.sampled_from([field.name for field in dataclasses.fields(ViTConfig)]))
-@settings(derandomize=True, max_examples=50)
+@settings(max_examples=50)
 def test_replacing_a_field_by_its_own_value_changes_nothing(config: ViTConfig, name: str) -> None:
     assert config.replace(**{name: getattr(config, name)}) == config
 
@@ -226,7 +226,7 @@ def test_a_wrong_override_is_refused_by_name(options: dict[str, Any], code: str,
 
 
 @given(config=configs())
-@settings(derandomize=True, max_examples=50)
+@settings(max_examples=50)
 def test_a_configuration_survives_json(config: ViTConfig) -> None:
     text = json.dumps(config.to_dict())
     assert json.loads(text) == config.to_dict(), "plain JSON types, so no tuples"

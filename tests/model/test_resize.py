@@ -16,8 +16,6 @@ from tiny import largest_difference
 from vitkit.model import PositionResize
 from vitkit.weights import resize_grid, resize_patch
 
-REPRODUCIBLE = settings(derandomize=True, max_examples=40)
-
 Grid = tuple[int, int]
 CONVENTIONS: tuple[PositionResize, ...] = get_args(PositionResize)
 SIZES: list[tuple[Grid, Grid]] = [
@@ -54,7 +52,7 @@ def scipy_zoom(table: Tensor, old: Grid, new: Grid, **kwargs: Any) -> Tensor:
     return torch.from_numpy(zoomed).flatten(0, 1)
 
 
-@REPRODUCIBLE
+@settings(max_examples=40)
 @given(old=grids, new=grids)
 def test_reference_is_scipys_zoom_at_any_size(old: Grid, new: Grid) -> None:
     table = positions(old)
@@ -144,7 +142,7 @@ def test_no_two_conventions_agree() -> None:
             assert largest_difference(one, other) > 0.01
 
 
-@REPRODUCIBLE
+@settings(max_examples=40)
 @given(convention=conventions, grid=grids, dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
 def test_an_unchanged_grid_changes_no_bit(convention: PositionResize, grid: Grid, dtype: torch.dtype) -> None:
     table = positions(grid).to(dtype)
@@ -153,7 +151,7 @@ def test_an_unchanged_grid_changes_no_bit(convention: PositionResize, grid: Grid
     assert torch.equal(same, table)
 
 
-@REPRODUCIBLE
+@settings(max_examples=40)
 @given(convention=conventions, old=grids, new=grids, leading=st.lists(st.integers(1, 3), max_size=2))
 def test_dimensions_are_so_many_tables(convention: PositionResize, old: Grid, new: Grid, leading: list[int]) -> None:
     tables = noise(*leading, old[0] * old[1], 4)
@@ -200,7 +198,7 @@ def test_resized_kernels_are_timms(old: Grid, new: Grid) -> None:
     assert_as(ours, patch_embed.resample_patch_embed(kernel, list(new)))
 
 
-@REPRODUCIBLE
+@settings(max_examples=40)
 @given(old=st.tuples(st.integers(1, 12), st.integers(1, 12)), new=st.tuples(st.integers(1, 12), st.integers(1, 12)))
 def test_a_resized_kernel_answers_as_nearly_as_any_could(old: Grid, new: Grid) -> None:
     """What it gets wrong on unit patches is orthogonal to everything that another kernel could change.

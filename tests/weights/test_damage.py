@@ -185,7 +185,7 @@ def test_every_missing_tensor_and_one_too_many_is_named(fixture: str) -> None:
             understand({**tensors, f"{name}.odd": of_shape(3)}, fixture)
 
 
-@settings(derandomize=True, max_examples=80)
+@settings(max_examples=80)
 @given(data=st.data(), fixture=st.sampled_from(FIXTURES))
 def test_a_spoilt_tensor_is_named(data: st.DataObject, fixture: str) -> None:
     tensors = dict(checkpoint(fixture).tensors)
@@ -206,7 +206,7 @@ def test_a_spoilt_tensor_that_alone_tells_a_size_is_named(fixture: str, name: st
     assert_named(fixture, name, change, dict(changes(dict(checkpoint(fixture).tensors), name))[change])
 
 
-@settings(derandomize=True, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_a_partial_load_names_what_it_lacks_and_starts_it_anew(data: st.DataObject) -> None:
     whole = {name: tensor.clone() for name, tensor in build(image_size=(16, 16)).state_dict().items()}
