@@ -13,8 +13,9 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import PIL
@@ -26,7 +27,7 @@ from vitkit.data.storage import UnreadableImageError as UnreadableImageError
 from vitkit.errors import ShortageError, are_files_short, is_memory_short
 from vitkit.text.cells import visible
 
-_VERSION = 2  # increase it when `picture.py` is changed so that it returns other pixels for a file
+_VERSION = 3  # increase it when `picture.py` is changed so that it returns other pixels for a file
 _READER_OVERHEAD = 2**26  # bytes that a reader may need in addition to its pixels
 
 _WARNING = threading.Lock()
@@ -64,18 +65,19 @@ def read_picture(path: str | Place, short_side: int | None = None) -> Picture:
 def picture_of(path: str | Place, short_side: int | None = None, content: bytes | None = None) -> Iterator[Picture]:
     """Decode a file as `read_picture` does, for use in a `with` block.
 
-    The picture counts towards the memory budget until the block ends. Other threads may have to wait for its end before
-    they can decode large pictures, so only reduce the picture to something smaller inside the block.
+    Other threads wait for the end of the block before they decode large pictures (`MemoryBudget`), so only reduce the
+    picture to something smaller inside it.
 
     `content` is the bytes of the file, if they have been read already; the other arguments are those of `decode`.
     """
     size = 0
-    with DECODE_BUDGET.share() as reserve_bytes:
+    with ExitStack() as held:
 
         def reserve(needed: int) -> None:
             nonlocal size
             size = needed
-            reserve_bytes(needed)
+            if DECODE_BUDGET.is_large(needed):
+                held.enter_context(DECODE_BUDGET.one_large)
 
         try:
             if content is None:
@@ -182,69 +184,29 @@ class OverBudgetError(Exception):
 
 
 class MemoryBudget:
-    """A limit on the memory of decoded pictures that all threads of a process hold at the same time.
+    """Makes the threads of a process decode large pictures one at a time.
 
-    A picture that is larger than the whole budget is decoded when no other thread holds a picture. A thread that has
-    already reserved memory never waits for more, so threads cannot deadlock.
-
-    Args:
-        size: the limit in bytes. None means a quarter of the memory that is free when the first large picture is
-            decoded, but at least `LEAST_BUDGET`.
+    A picture is large if it needs more than a thread's share of a quarter of the free memory, and of `LEAST_BUDGET`.
     """
 
-    def __init__(self, size: int | None = None) -> None:
-        self._size, self._max_picture = size, math.inf
+    def __init__(self) -> None:
+        self.max_picture = math.inf  # bytes; a larger picture raises OverBudgetError
+        self._threads = os.cpu_count() or 1
         self.clear()
 
-    def limit(self, size: int) -> None:
-        """Set the budget to `size` bytes. From now on, a larger picture raises OverBudgetError."""
-        self._size = self._max_picture = size
-
     def clear(self) -> None:
-        """Discard all reservations. This is called in a forked process, in which the parent's threads do not exist."""
-        self._changed, self._reserved, self._of_thread = threading.Condition(), 0, threading.local()
+        """Forget which thread decodes a large picture. A forked process does so, because it has no other threads."""
+        self.one_large = threading.RLock()  # reentrant, so that a thread never waits for itself
 
-    @contextmanager
-    def share(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that waits until the requested number of bytes is free, and reserves them.
+    @cached_property
+    def _quarter(self) -> int:
+        return available_memory() // 4
 
-        A thread that has reserved bytes already does not wait. The bytes are released at the end of the `with` block.
-        The function raises OverBudgetError if more bytes are requested than `limit` allows. It ignores small pictures.
-        """
-        reserved = 0
-
-        def fits(size: int) -> bool:
-            if self._size is None and size > LEAST_BUDGET:  # the first large picture decides the size of the budget
-                self._size = max(LEAST_BUDGET, available_memory() // 4)
-            return self._size is None or size <= self._size
-
-        def reserve(size: int) -> None:
-            nonlocal reserved
-            if size > self._max_picture:
-                raise OverBudgetError
-            if size < 2**16:
-                return
-            with self._changed:
-                if not self._reserved_here:
-                    self._changed.wait_for(lambda: self._reserved == 0 or fits(self._reserved + size))
-                self._of_thread.reserved = self._reserved_here + size
-                self._reserved += size
-                reserved += size
-
-        try:
-            yield reserve
-        finally:
-            if reserved:
-                with self._changed:
-                    self._of_thread.reserved = self._reserved_here - reserved
-                    self._reserved -= reserved
-                    self._changed.notify_all()
-
-    @property
-    def _reserved_here(self) -> int:
-        """The bytes that the current thread has reserved."""
-        reserved: int = getattr(self._of_thread, "reserved", 0)
-        return reserved
+    def is_large(self, size: int) -> bool:
+        """Return whether a picture of `size` bytes must be decoded alone; raise OverBudgetError if it must not be."""
+        if size > self.max_picture:
+            raise OverBudgetError
+        return size > LEAST_BUDGET // self._threads and size > self._quarter // self._threads
 
 
 DECODE_BUDGET = MemoryBudget()

@@ -421,7 +421,7 @@ def serve() -> None:
 
         def answer(question: tuple[int, Sequence[Stamped]]) -> list[tuple[Any, ...] | None]:
             budget, files = question
-            DECODE_BUDGET.limit(budget)
+            DECODE_BUDGET.max_picture = budget
             return [None if fact is None else _row_of(fact) for fact in examine(files, database)]
 
         serve_calls(answer)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import multiprocessing
-import signal
 import sys
-import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +17,6 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -197,7 +194,7 @@ class BatchedImages:
         batch_sampler, loader = self._train_loader
         batch_sampler.sampler.set_epoch(epoch)
         batch_sampler.first = first
-        return self._iterate(loader)
+        return iter(loader)  # starts the worker processes
 
     def prepare_epoch(self, epoch: int) -> None:
         """Let the worker processes prepare the first batches of an epoch before `train_batches` is called for it."""
@@ -253,7 +250,7 @@ class BatchedImages:
         return len(range(rank, len(self.val), size))
 
     def val_batches(self) -> Iterator[Batch]:
-        return self._iterate(self._val_loader)
+        return iter(self._val_loader)
 
     @cached_property
     def _val_loader(self) -> DataLoader[Any]:
@@ -281,12 +278,6 @@ class BatchedImages:
         for name in ("_train_loader", "_val_loader"):
             self.__dict__.pop(name, None)
 
-    def _iterate(self, loader: DataLoader[Any]) -> Iterator[Batch]:
-        batches = iter(loader)  # starts the worker processes
-        if self.workers:
-            report_lost_workers_once()
-        return batches
-
     def _make_loader(self, images: Dataset[Any], **options: Any) -> DataLoader[Any]:
         is_forked = self.workers > 0 and self.cache == "ram"  # forked processes share the cache
         if self.workers and not is_forked:
@@ -299,34 +290,6 @@ class BatchedImages:
             pin_memory=torch.cuda.is_available(),  # so that batches can be copied while the GPU computes
             **options,
         )
-
-
-class ReportOnce:
-    """A SIGCHLD handler that raises only one error if several worker processes die together.
-
-    PyTorch's handler raises an error for each dead worker, at any point of the program, so a second error could
-    interrupt the handling of the first. If another worker dies later, the program gets an error when it waits for it.
-    """
-
-    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
-        self.handler, self.is_reported = handler, False
-
-    def __call__(self, signal_number: int, frame: FrameType | None) -> None:
-        if not self.is_reported:
-            self.is_reported = True
-            self.handler(signal_number, frame)  # raises an error if a worker was lost; then `is_reported` stays True
-            self.is_reported = False
-
-
-def report_lost_workers_once() -> None:
-    """Replace PyTorch's handler of dead workers, which it installs when they start, with `ReportOnce`."""
-    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
-        return  # Windows has no such signal, and only the main thread may set handlers
-    handler = signal.getsignal(signal.SIGCHLD)
-    if isinstance(handler, ReportOnce):
-        handler.is_reported = False
-    elif callable(handler):
-        signal.signal(signal.SIGCHLD, ReportOnce(handler))
 
 
 @contextmanager
@@ -497,6 +460,8 @@ class ImageData(BatchedImages):
         train = TrainingImages(table.of_split("train"), preprocess, augment, seed, as_levels=as_levels)
         val = EvaluationImages(table.of_split("val"), preprocess, pictures, as_levels=as_levels)
         self.preprocess, self.normalise_on = preprocess, normalise_on
+        values = torch.from_numpy(normalised_values(preprocess.mean, preprocess.std))  # (C, 256)
+        self._values_of_levels = values.to(normalise_on) if as_levels else values
         super().__init__(train, val, table, seed=seed, **options)
         if cache == "none":
             return
@@ -535,14 +500,10 @@ class ImageData(BatchedImages):
         if self.normalise_on is None:
             return batch
         pixels, labels = batch[0].to(self.normalise_on, non_blocking=True), batch[1]
-        values = self._values_of_levels  # (C, 256)
+        values = self._values_of_levels
         channels = torch.arange(len(values), dtype=torch.int32, device=pixels.device)[:, None, None]
         indices = pixels.int() + 256 * channels  # into the flattened `values`
         return values.flatten().index_select(0, indices.flatten()).view(pixels.shape), labels
-
-    @cached_property
-    def _values_of_levels(self) -> Tensor:
-        return torch.from_numpy(normalised_values(self.preprocess.mean, self.preprocess.std)).to(self.normalise_on)
 
     def _prefetched(self, batches: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
         # `order` is the shard number of each remaining image of the epoch.
