@@ -199,7 +199,7 @@ def test_photographs_are_filtered_sorted_and_enlarged(page: Any, own: Evaluation
     assert place.locator(".gallery > p").inner_text() == f"{sum(there)} images"
 
 
-def test_a_page_names_its_task_and_parts_folds_notes_and_is_read_without_a_script(
+def test_a_page_names_its_task_and_parts_folds_notes_and_says_that_it_needs_a_script(
     browser: Any, own: Evaluation, report: str, tmp_path: Path
 ) -> None:
     address = write(tmp_path / "report.html", own, None, findings=["warning: look", "note: one", "note: two"])
@@ -215,8 +215,8 @@ def test_a_page_names_its_task_and_parts_folds_notes_and_is_read_without_a_scrip
     assert str(tmp_path.parent) not in html and str(Path.cwd()) not in html, "it may be mailed"
     with visit(browser, report, has_script=False) as page:
         text = page.inner_text("body")
-        assert "80.0 %" in text and "accuracy on 40 test images" in text
-        assert text.count("predicted: ") == len(own.mistakes(24))
+        assert "accuracy on 40 test images" in text
+        assert "open it in a browser that runs scripts" in text
 
 
 @pytest.mark.accept
@@ -226,7 +226,7 @@ def test_a_report_of_many_photographs_is_small_and_short(browser: Any, tmp_path:
         scene(i, 320).save(tmp_path / "photos" / path)
     doubts = [LabelError(path, "daisy", "rose", 0.9, 0.1) for path in own.paths[:40]]
     laid_out = np.arange(500), np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)
-    pictures = {caption: to_png(draw()) for caption, draw in pictures_of(own, laid_out).items()}
+    pictures = {caption: to_png(draw()) for caption, draw in pictures_of(own).items()}
     shown = {"laid_out": laid_out, "doubts": doubts, "pictures": pictures}
     address = write(tmp_path / "report.html", own, tmp_path / "photos", **shown)
     assert (tmp_path / "report.html").stat().st_size <= 4e6

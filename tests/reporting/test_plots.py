@@ -102,13 +102,11 @@ def test_a_contact_sheet_can_be_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("classes", [names(40), STRANGE], ids=len)
-def test_rankings_and_embeddings_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
+def test_rankings_can_be_drawn(tmp_path: Path, classes: list[str]) -> None:
     rng, k = np.random.default_rng(0), len(classes)
     labels = np.append(rng.integers(0, k - 1, 120), 0)  # the last class has no image
     probabilities = rng.dirichlet(np.ones(k), 121).astype(np.float32)
     drawn(plots.ranking(class_curves(labels, probabilities), labels, probabilities, classes), tmp_path)
-    points = rng.normal(size=(121, 2)).astype(np.float32)
-    drawn(plots.embedding(points, labels, rng.random(121) < 0.8, classes, 121), tmp_path)
 
 
 def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside_the_mean() -> None:

@@ -1,8 +1,8 @@
 """Write the page about a run: one self-contained HTML file with interactive views.
 
-The page consists of sections, which contain tables and pictures and need no script. In browsers that run scripts,
-interactive views replace these tables and pictures. `write_evaluation` writes a folder with the page, the measured
-values (evaluation.json), and the prediction for each image.
+The page consists of sections with text, tables and pictures, and of interactive views, which need a browser that runs
+scripts. `write_evaluation` writes a folder with the page, the measured values (evaluation.json), and the prediction for
+each image.
 
 The views are JavaScript modules in `static/`, which are joined into one script in the order of their imports. For this,
 each module imports only from `static/`, with one import per line, and exports with `export class` or `export function`.
@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from vitkit.evaluation.registry import METRICS
 from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.reporting import plots, report_data
 from vitkit.reporting.plots import cell
-from vitkit.reporting.report_data import FIRST, Explained, LaidOut, ReportPhotographs, embed, threshold_data
+from vitkit.reporting.report_data import Explained, LaidOut, ReportPhotographs, embed, views_data
 from vitkit.system.files import public_path, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, RECIPE, REPORT
 from vitkit.text.cells import JOINT, false_alarms_in_words, harmless, interval_text, plural
@@ -71,8 +70,7 @@ def _modules(name: str, done: set[str]) -> list[str]:
     return [*modules, f"const {{ {exported} }} = (() => {{\n{code}\nreturn {{ {exported} }};\n}})();\n"]
 
 
-CONFUSION, CONFIDENCE = "Confusion", "Confidence and accuracy"
-POINTS = "Held-out images as the model sees them"
+CONFUSION, CONFIDENCE = "Confusion", "Confidence and accuracy"  # pictures of what interactive views show, too
 _TEMPLATE = Path(__file__).parent / "templates" / "evaluation.html"
 
 
@@ -108,7 +106,6 @@ def write_report(
         explained: mistakes with the regions that led to them.
     """
     photographs = ReportPhotographs.of(evaluation, root, doubts, laid_out)
-    drawn = {caption: data_uri(png, "png") for caption, png in pictures.items()}
     is_multi, classes = isinstance(evaluation, MultiEvaluation), evaluation.classes
     conjunction = "and" if is_multi else "or"
     task = classes[0]
@@ -116,6 +113,16 @@ def write_report(
         task = f"{', '.join(classes[:-1])} {conjunction} {classes[-1]}?"
     elif len(classes) > 5:
         task = f"{', '.join(classes[:5])} {conjunction} {len(classes) - 5} more classes?"
+    # The smallest class in the table of classes.
+    sizes = [(row["support"], name) for name, row in numbers["per_class"].items() if row["support"]]
+    support, smallest = min(sizes, default=(_FEW, ""))
+    few = ""
+    if support < _FEW:  # the lower end of the interval of Clopper and Pearson if all images are right
+        few = f"{smallest} has only {plural(support, 'image', 'images')} here. Even if all were right, up to "
+        few += f"{100 - 100 * 0.025 ** (1 / support):.0f} % of this class could be wrong."
+    images, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
+    left_out = [] if here == images else [f"This page contains the photographs of {here:,} of {images:,} images."]
+    left_out += [] if listed == images else [f"{listed:,} images are listed, and the others are left out."]
     sentences = [split_level(text) for text in findings]
     if evaluation.chosen:
         problem = "all figures here are too optimistic, because the validation images were also used to choose"
@@ -131,42 +138,33 @@ def write_report(
         beside=beside,
         findings=sentences,
         notes=[f"This page is about {title}.", *(text for level, text in sentences if level == "note")],
-        classes=_class_rows(evaluation, numbers),
+        few=few,
         mixed=most_mixed_up(numbers),
-        confusion=drawn.get(CONFUSION),
-        confused=[
-            [pair["true"], pair["predicted"], str(pair["count"]), f"{100 * pair['share']:.1f} %"]
-            for pair in numbers.get("confused", ())[:20]
-        ],
-        photographs=None if root is None else _photographs(evaluation, photographs),
+        has_photographs=root is not None,
+        left_out=" ".join(left_out),
         is_in_run=(path.parent / RECIPE).is_file(),
-        doubts=None if root is None or not doubts else _label_errors(doubts, photographs),
+        doubts=None if root is None or not doubts else _label_errors(doubts),
         calibration=_calibration(evaluation, numbers),
-        reliability=drawn.get(CONFIDENCE),
-        thresholds=_thresholds(evaluation),
         unknown=_unknown(numbers),
-        points=None if laid_out is None else drawn.get(POINTS, ""),
+        has_points=laid_out is not None,
         explained=_explained(explained, photographs),
         figures=None if is_multi else _figures(evaluation, numbers),  # those of a multi-label model are in the headline
         operating=_operating(numbers),
         promises=_promises(numbers),
         pictures=[
-            (caption, shown, caption == "What the model sees in training")
-            for caption, shown in drawn.items()
-            if caption not in (CONFUSION, CONFIDENCE, POINTS)
+            (caption, data_uri(png, "png"), caption == "What the model sees in training")
+            for caption, png in pictures.items()
+            if caption not in (CONFUSION, CONFIDENCE)
         ],
         facts=list(facts.items()),
         recipe=recipe,
     )
-    data = _data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
+    data = views_data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
     write_page(path, title, body, Live(static("views.css"), script(), data))
 
 
-def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Callable[[], Figure]]:
-    """Return functions that plot the figures of an evaluation, by caption; empty for multi-label models.
-
-    Without points in the plane (`report_data.embed`), their figure is omitted.
-    """
+def pictures_of(evaluation: Evaluation) -> dict[str, Callable[[], Figure]]:
+    """Return functions that plot the figures of an evaluation, by caption; empty for multi-label models."""
     if isinstance(evaluation, MultiEvaluation):
         return {}
     labels, classes, now = evaluation.labels, evaluation.classes, evaluation.reliability
@@ -174,43 +172,10 @@ def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, C
     states = {"as it is": now}
     if evaluation.temperature != 1:
         states = {"temperature 1": evaluation.reliability_untempered, f"temperature {evaluation.temperature:.2f}": now}
-    pictures: dict[str, Callable[[], Figure]] = {
+    return {
         CONFUSION: lambda: plots.confusion(evaluation.confusion(plots.MAX_CELLS), classes, title),
         CONFIDENCE: lambda: plots.reliability(states),
         "ROC and precision-recall": lambda: plots.ranking(evaluation.curves, labels, evaluation.probabilities, classes),
-    }
-    if laid_out is not None:
-        chosen, points = laid_out
-        is_right = (evaluation.predicted == labels)[chosen]
-        pictures[POINTS] = lambda: plots.embedding(points, labels[chosen], is_right, classes, len(labels))
-    return pictures
-
-
-def _data(
-    evaluation: Evaluation,
-    numbers: Mapping[str, Any],
-    photographs: ReportPhotographs,
-    laid_out: LaidOut | None,
-    doubts: Sequence[LabelError],
-) -> dict[str, Any]:
-    is_multi = isinstance(evaluation, MultiEvaluation)
-    # The gallery first shows the mistakes, if there are any.
-    kind = "all" if is_multi or (evaluation.predicted == evaluation.labels).all() else "wrong"
-    data = {
-        "images": report_data.images_data(evaluation, photographs.listed),
-        "photographs": photographs.addresses(),
-        "classes": report_data.class_table(evaluation, numbers),
-        "gallery": {"kind": kind} if photographs.root is not None else None,
-        "doubts": report_data.doubts_data(doubts, evaluation.classes, photographs.addresses_of_doubts()),
-    }
-    if isinstance(evaluation, MultiEvaluation):
-        return {**data, "class_thresholds": report_data.class_thresholds(evaluation)}
-    return {
-        **data,
-        "confusion": report_data.confusion_data(evaluation),
-        "reliability": report_data.reliability_data(evaluation),
-        "threshold": report_data.threshold_data(evaluation),
-        "embedding": report_data.embedding_data(laid_out, photographs.listed),
     }
 
 
@@ -242,7 +207,7 @@ def write_evaluation(
     write_predictions(folder / PREDICTIONS, evaluation)
     evaluation = counted_part(evaluation, numbers)
     laid_out = embed(classifier, evaluation, table.place, progress)
-    pictures = {caption: draw() for caption, draw in pictures_of(evaluation, laid_out).items()}
+    pictures = pictures_of(evaluation)
     config, preprocess = classifier.model.config, classifier.preprocess
     h, w = config.image_size
     write_report(
@@ -260,7 +225,7 @@ def write_evaluation(
             **({"views": "; ".join(lines)} if (lines := tta_lines(numbers)) else {}),
         },
         findings=[*findings, *(f"left out {path}: {reason}" for path, reason in evaluation.unreadable.items())],
-        pictures={caption: to_png(picture) for caption, picture in pictures.items()},
+        pictures={name: to_png(draw()) for name, draw in pictures.items() if name not in (CONFUSION, CONFIDENCE)},
         laid_out=laid_out,
     )
     write_json(folder / EVALUATION, numbers)
@@ -291,7 +256,7 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
 # --- What the template shows ----------------------------------------------------------------------------------
 
 _HEADLINES = ("accuracy", "balanced_accuracy")
-_CLASSES, _LEAST_COVERED = 1_000, 20  # rows without a script
+_LEAST_COVERED = 20  # classes
 _FEW = 20  # images of a class with which its figures are rough
 _OTHER_TITLES = {  # titles of figures that are not in the registry of metrics
     "ece_before_temperature": "the calibration error at temperature 1",
@@ -319,22 +284,6 @@ def headline(numbers: Mapping[str, Any]) -> tuple[str, str]:
     return f"{100 * quoted.value:.1f} %", "; ".join(words)
 
 
-def _class_rows(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    columns = {key: title for key, title, *_ in report_data.columns_of(evaluation)}
-    rows = [
-        [name, *(str(row[key]) if isinstance(row[key], int) else decimals(row[key]) for key in columns)]
-        for name, row in islice(numbers["per_class"].items(), _CLASSES)
-    ]
-    more = len(evaluation.classes) - len(rows)
-    sizes = [(row["support"], name) for name, row in numbers["per_class"].items() if row["support"]]
-    support, name = min(sizes, default=(_FEW, ""))
-    few = ""
-    if support < _FEW:  # the lower end of the interval of Clopper and Pearson if all images are right
-        few = f"{name} has only {plural(support, 'image', 'images')} here. Even if all were right, up to "
-        few += f"{100 - 100 * 0.025 ** (1 / support):.0f} % of this class could be wrong."
-    return {"heads": ["class", *columns.values()], "rows": rows, "more": f"{more:,}" if more > 0 else "", "few": few}
-
-
 def _calibration(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
     # How far confidences and accuracy are apart, and whether the temperature has made it worse.
     if isinstance(evaluation, MultiEvaluation) or numbers.get("ece") is None:
@@ -351,42 +300,6 @@ def _calibration(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _thresholds(evaluation: Evaluation) -> list[list[str]]:
-    # What is left if answers below a confidence are withheld.
-    if isinstance(evaluation, MultiEvaluation):
-        return []
-    data = threshold_data(evaluation)
-    n, steps, rows = data["images"], len(data["answered"]) - 1, []
-    for at in (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99):
-        answered, right = (data[name][round(at * steps)] for name in ("answered", "right"))
-        part = f"{100 * right / answered:.1f} %" if answered else "-"
-        rows.append([f"{100 * at:.0f} %", f"{100 * answered / n:.1f} %", part, str(answered - right)])
-    return rows
-
-
-def _photographs(evaluation: Evaluation, photographs: ReportPhotographs) -> dict[str, Any]:
-    # Without a script, the page shows the worst mistakes.
-    classes = evaluation.classes
-    n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
-    held = [] if here == n else [f"This page contains the photographs of {here:,} of {n:,} images."]
-    held += [] if listed == n else [f"{listed:,} images are listed, and the others are left out."]
-    cells = []
-    for i in photographs.first:
-        if i not in photographs.of_images:
-            continue
-        sets = evaluation.labels[i], evaluation.predicted[i]
-        if isinstance(evaluation, MultiEvaluation):
-            label, predicted = (", ".join(classes[k] for k in np.flatnonzero(one)) or "none" for one in sets)
-        else:
-            label, predicted = (classes[k] for k in sets)
-            predicted += f" {100 * evaluation.probabilities[i].max():.1f} %"
-        current = evaluation.current_labels.get(evaluation.paths[i])  # if the label has changed since earlier runs
-        changed = [] if current is None else [f"now: {current}"]
-        lines = (f"your label: {label}", *changed, f"predicted: {predicted}", evaluation.paths[i])
-        cells.append(cell(photographs.of_images[i], lines, {"data-image": photographs.place(i)}))
-    return {"held": " ".join(held), "cells": cells}
-
-
 def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[tuple[str, list[dict[str, Any]]]]:
     # The worst mistakes, and the picture regions that led to them; the first picture of each is the photograph.
     explained = []
@@ -398,18 +311,13 @@ def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) ->
     return explained
 
 
-def _label_errors(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> dict[str, Any]:
+def _label_errors(doubts: Sequence[LabelError]) -> str:
     chance = false_alarms_in_words(len(doubts), sum(error.chance for error in doubts))
-    cells = []
-    for place, (error, shown) in enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False)):
-        lines = (f"your label: {error.label}", f"looks like: {error.suggested} (by {error.score:.2f})", error.path)
-        cells.append(cell(shown, lines, {"data-doubt": place}))
-    words = (
+    return (
         f"{len(doubts)} labels contradict models that were trained on the other images; the most doubtful come first. "
         f"{chance[0].upper()}{chance[1:]}, and their images are only difficult, so look at an image before you change "
         "its label. label_errors.csv in the run's folder lists all of them."
     )
-    return {"words": words, "cells": cells}
 
 
 def _figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:

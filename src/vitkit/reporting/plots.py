@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from PIL import Image
 from sklearn.metrics import precision_recall_curve, roc_curve
@@ -45,9 +44,7 @@ STYLES = tuple((colour, line) for line in ("-", "--") for colour in (*_CYCLE, "b
 _MAX_BARS = 100  # the numbers of more bars would overlap
 _MAX_LINES, _WORST = 12, 5
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1)))
-_MARKERS = "osD^vP*X<>phd"
 _WIDE_RATIO = 100  # ratio of two sizes from which only powers of 10 have a tick
-_MAX_NAMED_POINTS = 30  # maximum number of class names among points
 
 
 def save_figure(figure: Figure, path: Path) -> bytes:
@@ -211,49 +208,6 @@ def ranking(
         axis.grid(alpha=0.25)
         if curves:  # there is no curve if all images are of one class
             axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    return figure
-
-
-def embedding(
-    points: npt.NDArray[np.float32],
-    labels: npt.NDArray[np.int64],
-    is_right: npt.NDArray[np.bool_],
-    classes: Sequence[str],
-    images: int,
-) -> Figure:
-    """Plot images as points, with a colour and marker for each class; mistakes have a black edge.
-
-    Up to 12 classes have a legend. If there are more, the names of the largest classes are written among their points.
-    The points are (n, 2); the true `labels` and `is_right` are (n,). `images` is the number of images from which the
-    points were sampled.
-    """
-    present, class_of, counts = np.unique(labels, return_inverse=True, return_counts=True)  # class_of: (n,) in present
-    has_legend = len(present) <= _MAX_LINES
-    figure = new_figure(8.6 if has_legend else 9.0, 6.4 if has_legend else 8.6)
-    axis = figure.subplots()
-    for i, marker in enumerate(_MARKERS[: len(present)]):  # one call for each marker: one for each class takes seconds
-        has_marker = class_of % len(_MARKERS) == i
-        colours = [TONES[label % len(TONES)] for label in labels[has_marker].tolist()]
-        x, y = points[has_marker].T
-        widths = np.where(is_right[has_marker], 0.0, 0.9).tolist()
-        axis.scatter(x, y, s=34, c=colours, marker=marker, edgecolors="black", linewidths=widths, alpha=0.9)
-    if has_legend:
-        for i, label in enumerate(present.tolist()):
-            axis.scatter(
-                [], [], s=30, c=TONES[label % len(TONES)], marker=_MARKERS[i], label=legend_name(classes[label])
-            )
-        axis.scatter([], [], s=30, c="white", edgecolors="black", label="mistake (black edge)")
-        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    else:
-        outline = [withStroke(linewidth=2.5, foreground="white")]
-        for label in present[np.argsort(-counts, kind="stable")][:_MAX_NAMED_POINTS].tolist():
-            x, y = np.median(points[labels == label], axis=0)
-            name = shorten(classes[label], 16)
-            axis.text(x, y, name, fontsize=7, ha="center", va="center", path_effects=outline)
-    title = "Images that look similar to the model are close together (t-SNE); black edge: mistake"
-    if images > len(points):
-        title += f"\n{len(points)} of {images:,} images, chosen at random"
-    axis.set(xticks=[], yticks=[], title=title)
     return figure
 
 

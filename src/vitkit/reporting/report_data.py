@@ -1,12 +1,11 @@
 """The data of the interactive views as plain JSON types, and the photographs that a report contains.
 
-The JavaScript file of each view documents the format of its data, and one function of this module returns the data.
+The JavaScript file of each view documents the format of its data, and `views_data` returns the data of all views.
 `ReportPhotographs` selects photographs: all if there are few images, otherwise those that readers most likely open.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +36,8 @@ _MAX_PAIRS = 20_000  # of classes
 _MAX_DOUBTS = 1_000  # suspected label errors
 _MAX_THRESHOLDS = 300  # classes whose threshold can be moved
 
-FIRST = 24  # photographs in a gallery without a script
 MAX_PHOTOGRAPHS, MAX_DOUBT_PHOTOGRAPHS = 500, 100  # photographs of images, and of suspected label errors, in a page
 _MAX_BYTES = 3_200_000  # of photographs, so that the page has about 4 MB
-_OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes that come first, for each pair of classes and in total
 _STEPS = 200  # steps of the threshold from 0 to 1
 _MAX_POINTS = 500  # images laid out in the plane; more are neither legible nor quick
 _MIN_POINTS, _COMPONENTS = 20, 50
@@ -67,6 +64,48 @@ def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
     first = [] if isinstance(evaluation, MultiEvaluation) else evaluation.mistakes(MAX_IMAGES // 4)
     order = [*first, *np.random.default_rng(seed).permutation(n).tolist()]
     return np.sort(np.array(list(dict.fromkeys(order))[:MAX_IMAGES]))
+
+
+def views_data(
+    evaluation: Evaluation,
+    numbers: Mapping[str, Any],
+    photographs: ReportPhotographs,
+    laid_out: LaidOut | None,
+    doubts: Sequence[LabelError],
+) -> dict[str, Any]:
+    """Return the data of each view of the page about a run, by its name; None for a view that is not shown."""
+    is_multi = isinstance(evaluation, MultiEvaluation)
+    # The gallery first shows the mistakes, if there are any.
+    kind = "all" if is_multi or (evaluation.predicted == evaluation.labels).all() else "wrong"
+    position = {int(i): place for place, i in enumerate(photographs.listed)}
+    data = {
+        "images": images_data(evaluation, photographs.listed),
+        "photographs": {
+            str(position[i]): shown.address for i, shown in photographs.of_images.items() if shown.address is not None
+        },
+        "classes": class_table(evaluation, numbers),
+        "gallery": None if photographs.root is None else {"kind": kind},
+        "doubts": doubts_data(doubts, evaluation.classes, photographs.of_doubts),
+    }
+    if isinstance(evaluation, MultiEvaluation):
+        return {**data, "class_thresholds": class_thresholds(evaluation)}
+    true, said, counts = evaluation.confusion_pairs()
+    order = np.argsort(-counts, kind="stable")[:_MAX_PAIRS]
+    before = None if evaluation.temperature == 1 else _reliability(evaluation.reliability_untempered)
+    points = []
+    if laid_out is not None:
+        rows = zip(*laid_out, strict=True)
+        points = [[position[i], round(float(x), 3), round(float(y), 3)] for i, (x, y) in rows if i in position]
+    return {
+        **data,
+        "confusion": {
+            "pairs": np.stack([true[order], said[order], counts[order]], axis=1).tolist(),
+            "left_out": int(counts.sum() - counts[order].sum()),
+        },
+        "reliability": {"now": _reliability(evaluation.reliability), "before": before},
+        "threshold": threshold_data(evaluation),
+        "embedding": {"points": points} if points else None,
+    }
 
 
 def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
@@ -106,34 +145,15 @@ def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
     return np.round(evaluation.confidence, 6)
 
 
-def columns_of(evaluation: Evaluation) -> tuple[tuple[str, str, str, int], ...]:
-    """Return the key, title, description and number of digits of each metric of a class."""
-    return _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
-
-
 def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data of `class_table.js`: the metrics of each class, and a description of each metric."""
-    columns = [dict(zip(("key", "title", "help", "digits"), column, strict=True)) for column in columns_of(evaluation)]
-    keys = [key for key, *_ in columns_of(evaluation)]
+    columns = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
     rows = [
-        {"name": _encodable(name), **{key: None if row[key] is None else round(row[key], 5) for key in keys}}
+        {"name": _encodable(name), **{key: None if row[key] is None else round(row[key], 5) for key, *_ in columns}}
         for name, row in numbers["per_class"].items()
     ]
-    return {"columns": columns, "rows": rows}
-
-
-def confusion_data(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the data of `confusion.js`: the number of images for each pair of true and predicted class."""
-    true, said, counts = evaluation.confusion_pairs()
-    order = np.argsort(-counts, kind="stable")[:_MAX_PAIRS]
-    pairs = np.stack([true[order], said[order], counts[order]], axis=1).tolist()
-    return {"pairs": pairs, "left_out": int(counts.sum() - counts[order].sum())}
-
-
-def reliability_data(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the data of `reliability.js`: accuracy by confidence, with and without the temperature."""
-    before = None if evaluation.temperature == 1 else _reliability(evaluation.reliability_untempered)
-    return {"now": _reliability(evaluation.reliability), "before": before}
+    fields = ("key", "title", "help", "digits")
+    return {"columns": [dict(zip(fields, column, strict=True)) for column in columns], "rows": rows}
 
 
 def _reliability(measured: Reliability) -> dict[str, Any]:
@@ -175,25 +195,12 @@ def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
     return {"classes": classes}
 
 
-def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] | None:
-    """Return the data of `embedding.js`: images as points in the plane; None if there are no points."""
-    if laid_out is None:
-        return None
-    position = {int(i): number for number, i in enumerate(shown)}
-    points = [
-        [position[int(i)], round(float(x), 3), round(float(y), 3)]
-        for i, (x, y) in zip(*laid_out, strict=True)
-        if int(i) in position
-    ]
-    return {"points": points} if points else None
-
-
 def doubts_data(
-    doubts: Sequence[LabelError], classes: Sequence[str], photographs: Mapping[str, str]
+    doubts: Sequence[LabelError], classes: Sequence[str], photographs: Sequence[Thumbnail]
 ) -> dict[str, Any] | None:
     """Return the data of `Doubts` in `images.js`, the most doubtful first; None if there are no suspected label errors.
 
-    The photographs are data URIs, by position in `doubts`.
+    The photographs are those of the first doubts.
     """
     doubts = doubts[:_MAX_DOUBTS]
     if not doubts:
@@ -204,7 +211,7 @@ def doubts_data(
         return index[label] if label in index else [index[name] for name in label.split(JOINT) if name]
 
     return {
-        "photographs": photographs,
+        "photographs": {str(i): shown.address for i, shown in enumerate(photographs) if shown.address is not None},
         "path": [_encodable(doubt.path) for doubt in doubts],
         "label": [indices(doubt.label) for doubt in doubts],
         "suggested": [indices(doubt.suggested) for doubt in doubts],
@@ -253,8 +260,7 @@ class ReportPhotographs:
     """The photographs of a report."""
 
     root: Place | None  # the folder or storage that paths are relative to; None if the images are not files
-    listed: npt.NDArray[np.int64]  # the indices of the images that the page lists, ascending
-    first: Sequence[int]  # the indices of the images that the page shows even without a script
+    listed: Numbers  # the indices of the images that the page lists, ascending
     of_images: Mapping[int, Thumbnail]  # by index of the image
     of_doubts: Sequence[Thumbnail]  # of the first suspected label errors, in order
 
@@ -262,66 +268,34 @@ class ReportPhotographs:
     def of(
         cls, evaluation: Evaluation, root: Place | None, doubts: Sequence[LabelError], laid_out: LaidOut | None
     ) -> ReportPhotographs:
-        """Select the photographs for an evaluation and its suspected label errors."""
-        shown = listed(evaluation)
+        """Select the photographs: first the most confident mistakes, then images that are shown as points, then others.
+
+        For multi-label models, all mistakes come first.
+        """
+        n, shown = len(evaluation.paths), listed(evaluation)
         if root is None:
-            return cls(None, shown, (), {}, ())
+            return cls(None, shown, {}, ())
+        if isinstance(evaluation, MultiEvaluation):
+            mistakes = np.flatnonzero((evaluation.predicted != evaluation.labels).any(axis=1)).tolist()
+        else:
+            mistakes = evaluation.mistakes(n)
+        points = [] if laid_out is None else laid_out[0].tolist()
+        others = np.random.default_rng(0).permutation(n).tolist()
         is_listed = set(shown.tolist())
-        order = [i for i in by_interest(evaluation, laid_out) if i in is_listed]
-        first = order[:FIRST]
-        if not isinstance(evaluation, MultiEvaluation):
-            mistakes = set(evaluation.mistakes(FIRST))
-            first = [i for i in first if i in mistakes]
-        chosen = order[:MAX_PHOTOGRAPHS]
+        chosen = [i for i in dict.fromkeys([*mistakes, *points, *others]) if i in is_listed][:MAX_PHOTOGRAPHS]
         of_images: dict[int, Thumbnail] = {}
         size = 0
         for i, picture in zip(chosen, thumbnails(root / evaluation.paths[i] for i in chosen), strict=True):
             size += 4 * -(-len(picture.data) // 3)  # characters in base64
-            if size > _MAX_BYTES and i not in first:
+            if size > _MAX_BYTES:
                 break
             of_images[i] = picture
         of_doubts = list(thumbnails(root / doubt.path for doubt in doubts[:MAX_DOUBT_PHOTOGRAPHS]))
-        return cls(root, shown, first, of_images, of_doubts)
+        return cls(root, shown, of_images, of_doubts)
 
     def place(self, image: int) -> int:
         """Return the position of an image in the page's list."""
         return int(np.searchsorted(self.listed, image))
-
-    def addresses(self) -> dict[str, str]:
-        """Return the photographs that are shown only by the script, as data URIs by position in the page's list."""
-        others = [
-            (self.place(i), photograph.address) for i, photograph in self.of_images.items() if i not in self.first
-        ]
-        return {str(place): address for place, address in others if address is not None}
-
-    def addresses_of_doubts(self) -> dict[str, str]:
-        """Return the photographs of suspected label errors that only the script shows, as data URIs by position."""
-        others = [(place, photograph.address) for place, photograph in enumerate(self.of_doubts) if place >= FIRST]
-        return {str(place): address for place, address in others if address is not None}
-
-
-def by_interest(evaluation: Evaluation, laid_out: LaidOut | None) -> list[int]:
-    """Return the indices of all images, the most interesting first.
-
-    The most confident mistakes come first. They are followed by some mistakes for each pair of true and predicted
-    class, the images that are shown as points, the other mistakes, and the rest in random order. For multi-label
-    models, all mistakes come first.
-    """
-    n = len(evaluation.paths)
-    if isinstance(evaluation, MultiEvaluation):
-        mistakes = np.flatnonzero((evaluation.predicted != evaluation.labels).any(axis=1)).tolist()
-        return list(dict.fromkeys([*mistakes, *range(n)]))
-    mistakes = evaluation.mistakes(n)
-    counts = Counter[tuple[int, int]]()
-    of_pairs = []
-    for i in mistakes:
-        pair = int(evaluation.labels[i]), int(evaluation.predicted[i])
-        counts[pair] += 1
-        if counts[pair] <= _OF_A_PAIR:
-            of_pairs.append(i)
-    points = [] if laid_out is None else laid_out[0].tolist()
-    others = np.random.default_rng(0).permutation(n).tolist()
-    return list(dict.fromkeys([*mistakes[:FIRST], *of_pairs[:_OF_PAIRS], *points, *mistakes, *others]))
 
 
 # --- Images as points in the plane: images with similar features are close together ---------------------------

@@ -42,7 +42,6 @@ PICTURES = {  # by their captions in the report
     "Confusion": "confusion.png",
     "Confidence and accuracy": "reliability.png",
     "ROC and precision-recall": "ranking.png",
-    "Held-out images as the model sees them": "embedding.png",
     "Images per class": "classes.png",
     "What the model sees in training": "train_batch.png",
 }

@@ -226,7 +226,7 @@ _LONG_WORD = 14  # characters; longer words are broken in the heading of a table
 
 @dataclass(frozen=True)
 class Live:
-    """The interactive part of a page. The rest of the page can be read without JavaScript.
+    """The interactive part of a page.
 
     Attributes:
         styles: CSS in addition to that of all pages.

@@ -244,7 +244,7 @@ def _evaluate(classifier: Classifier, val: Images) -> Evaluation:
 def _write_report(run: Run, classifier: Classifier, evaluation: Evaluation, caveat: str | None) -> None:
     best, is_mixed = classifier.provenance["metrics"]["epoch"], bool(run.recipe.mixup or run.recipe.cutmix)
     run.draw("Curves", plots.curves(run.metrics.rows, best, is_mixed=is_mixed))
-    for caption, draw in pictures_of(evaluation, None).items():
+    for caption, draw in pictures_of(evaluation).items():
         run.draw(caption, draw())
     write_report(
         run.folder / REPORT,

@@ -96,7 +96,7 @@ class EvaluationResult(Result):
         """
         from vitkit.reporting.evaluation_report import pictures_of
 
-        return pictures_of(self.evaluation, None)
+        return pictures_of(self.evaluation)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures."""

@@ -1,28 +1,22 @@
-// The report: interactive views replace the static content of the page. Without scripts, the page is read as it is.
+// The report: interactive views in the elements of the page.
 
 import { Enlarged } from "./enlarged.js";
 import { showEvaluation } from "./evaluation.js";
 import { Gallery } from "./gallery.js";
 import { Doubts } from "./images.js";
 
-/** The photographs and maps that the page contains, by image. */
-function collect(attribute) {
-  const found = new Map();
-  for (const image of document.querySelectorAll(`img[${attribute}]`)) {
-    const number = Number(image.getAttribute(attribute));
-    found.set(number, [...(found.get(number) ?? []), [image.alt, image.src]]);
-  }
-  return found;
-}
-
 function start(data) {
-  const [here, maps, doubted] = [collect("data-image"), collect("data-map"), collect("data-doubt")];
+  const maps = new Map(); // the pictures of the regions that led to a mistake, by image
+  for (const image of document.querySelectorAll("img[data-map]")) {
+    const number = Number(image.getAttribute("data-map"));
+    maps.set(number, [...(maps.get(number) ?? []), [image.alt, image.src]]);
+  }
   const placeOf = (name) => document.querySelector(`[data-view="${name}"]`);
-  const pictureOf = (i) => here.get(i)?.[0][1] ?? data.photographs[i] ?? null;
+  const pictureOf = (i) => data.photographs[i] ?? null;
   showEvaluation(data, { placeOf, pictureOf, mapsOf: (i) => maps.get(i) ?? [], dialogs: document.body });
   const doubts = data.doubts;
   if (doubts !== null && placeOf("doubts") !== null) {
-    const shown = new Doubts({ classes: data.images.classes, ...doubts }, (i) => doubted.get(i)?.[0][1] ?? doubts.photographs[i] ?? null);
+    const shown = new Doubts({ classes: data.images.classes, ...doubts }, (i) => doubts.photographs[i] ?? null);
     placeOf("doubts").replaceChildren(gallery(shown).element);
   }
   document.documentElement.classList.add("live");

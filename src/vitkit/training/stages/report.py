@@ -34,7 +34,7 @@ def report(run: Run) -> None:
     best_epoch, is_mixed = classifier.provenance["metrics"]["epoch"], bool(recipe.mixup or recipe.cutmix)
     run.draw("Curves", plots.curves(run.metrics.rows, best_epoch, is_mixed=is_mixed))
     laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
-    for caption, draw in pictures_of(evaluation, laid_out).items():
+    for caption, draw in pictures_of(evaluation).items():
         run.draw(caption, draw())
     write_json(run.folder / EVALUATION, numbers)
     explained = list[Explained]()
