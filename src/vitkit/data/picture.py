@@ -136,14 +136,32 @@ def why_unreadable(source: str | bytes, error: Exception) -> str:
         return "no permission to read it"
     if isinstance(error, Image.DecompressionBombError):
         return f"more pixels than the limit of {MAX_PIXELS:,}"
-    if isinstance(error, UnidentifiedImageError):
-        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
-            return _why_unidentified(file)
     if isinstance(error, ModuleNotFoundError):
         return f"to read it, install the package {error.name}"
     if "truncated" in str(error).lower():
         return "truncated"
-    return f"damaged ({str(error) or type(error).__name__})"
+    if not isinstance(error, UnidentifiedImageError):
+        return f"damaged ({str(error) or type(error).__name__})"
+    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+        head = file.read(16)
+        if head.startswith(_RAW_MARKS) or head[4:12] == b"ftypcrx ":
+            return _RAW
+        if head.startswith(b"\x89PNG\r\n\x1a\n"):
+            return "damaged PNG"
+        if head[:4] in TiffImagePlugin.PREFIXES:
+            with QUIET, contextlib.suppress(Exception):  # a damaged header may raise anything
+                file.seek(0)
+                is_big = head[2] == 43  # BigTIFF
+                tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if is_big else 8))
+                file.seek(tags.next)
+                tags.load(file)
+                if _is_raw(tags, file):
+                    return _RAW
+                bits = "/".join(map(str, sorted(set(tags.get(_BITS, (1,))))))
+                content = f"bands: {tags.get(_BANDS, 1)}, bits: {bits}, compression: {tags.get(_COMPRESSION, 1)}"
+                instead = "save it as RGB or grey of 8 or 16 bits, without compression"
+                return f"a TIFF of a kind that is not supported ({content}): {instead}"
+        return "not an image" if head else "empty file"
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -232,7 +250,11 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
     try:
         return Image.open(source, formats=_available())
     except UnidentifiedImageError:
-        if not _is_heif(source):
+        with Path(source).open("rb") if isinstance(source, (str, Path)) else contextlib.nullcontext(source) as file:
+            file.seek(0)
+            head = file.read(12)
+            file.seek(0)
+        if head[4:8] != b"ftyp" or head[8:12] not in _HEIF_BRANDS:
             raise
     with _REGISTRATION:
         if "HEIF" not in Image.OPEN:
@@ -259,42 +281,6 @@ def _is_raw(tags: Any, file: Any) -> bool:
     file.seek(8)
     is_preview = (tags.get(_SUBFILE) or 0) & 1 and _SUBFILES in tags
     return bool(file.read(2) == b"CR" or _DNG in tags or tags.get(_PHOTOMETRIC) in _SENSOR or is_preview)
-
-
-def _why_unidentified(file: BinaryIO) -> str:
-    head = file.read(16)
-    if head.startswith(_RAW_MARKS) or head[4:12] == b"ftypcrx ":
-        return _RAW
-    if head.startswith(_PNG):
-        return "damaged PNG"
-    if head[:4] in TiffImagePlugin.PREFIXES:
-        with QUIET, contextlib.suppress(Exception):  # a damaged header may raise anything
-            file.seek(0)
-            is_big = head[2] == 43  # BigTIFF
-            tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if is_big else 8))
-            file.seek(tags.next)
-            tags.load(file)
-            if _is_raw(tags, file):
-                return _RAW
-            bits = "/".join(map(str, sorted(set(tags.get(_BITS, (1,))))))
-            content = f"bands: {tags.get(_BANDS, 1)}, bits: {bits}, compression: {tags.get(_COMPRESSION, 1)}"
-            instead = "save it as RGB or grey of 8 or 16 bits, without compression"
-            return f"a TIFF of a kind that is not supported ({content}): {instead}"
-    return "not an image" if head else "empty file"
-
-
-_PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def _is_heif(source: str | Path | BinaryIO) -> bool:
-    if isinstance(source, (str, Path)):
-        with Path(source).open("rb") as file:
-            head = file.read(12)
-    else:
-        source.seek(0)
-        head = source.read(12)
-        source.seek(0)
-    return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
 
 
 # --- Samples of more than 8 bits --------------------------------------------------------------------------

@@ -7,12 +7,10 @@ from comparison.json. `pictures_of_experiment` plots the results in lab.json in 
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +40,6 @@ _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legen
 _MAX_IN_TWO_COLUMNS, _MAX_IN_ONE_COLUMN = 22, 52  # maximum length of a name in a legend with two columns, and with one
 _MAX_BELOW = 44  # characters of all names below a picture; longer names are slanted
 _BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", "Accuracy by computation"
-# Factors of the labels on a logarithmic axis, from many to few: 1, 1.1, 1.2, … to 1.
-_FINE = tuple(tuple(step / parts for step in range(parts, 10 * parts)) for parts in (10, 5, 2, 1))
-_FACTORS = (*_FINE, (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
-_LABEL_WIDTH = 0.17  # width of a label such as 2x10^9, as a fraction of the axis
 _MARKERS = "osD^vP*X"
 Model = Mapping[str, Any]
 
@@ -67,7 +61,14 @@ def write_comparison(
     over = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
     drawn = _pictures(models)
     for stress in figures.get("stress", []):
-        drawn.append((f"Under stress: {stress['title']}", _by_strength(models, stress), stress["about"]))
+        figure, axis = _empty_axes([model["name"] for model in models])
+        for place, model in enumerate(models):
+            measured = stress["models"][model["name"]]
+            rows_of_model = zip(measured["accuracy"], measured["interval"], strict=True)
+            points = [{"accuracy": accuracy, "interval": interval} for accuracy, interval in rows_of_model]
+            _draw_line(axis, stress["strengths"], points, model["name"], place)
+        _label_axes(figure, axis, stress["unit"], "accuracy on held-out images")
+        drawn.append((f"Under stress: {stress['title']}", figure, stress["about"]))
     body = from_template(
         _TEMPLATE,
         data=figures["data"],
@@ -294,7 +295,8 @@ def _by_images(models: Sequence[Model]) -> Figure:
     figure, axis = _empty_axes([model["name"] for model in models])
     for place, model in enumerate(models):
         images = {run["fraction"]: run["training_images"] for run in model["runs"]}
-        _draw_fractions(axis, model, [images[part["fraction"]] for part in model["by_fraction"]], place)
+        points = model["by_fraction"]
+        _draw_line(axis, [images[point["fraction"]] for point in points], points, model["name"], place)
     _logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
     return _label_axes(figure, axis, "training images", "accuracy on held-out images")
 
@@ -307,17 +309,12 @@ def by_compute(models: Sequence[Model]) -> Figure:
         for part in model["by_fraction"]:
             flops = [run["training_flops"] or 0.0 for run in model["runs"] if run["fraction"] == part["fraction"]]
             means.append(sum(flops) / len(flops))  # over seeds
-        _draw_fractions(axis, model, means, place)
-    _powers_of_ten(axis)
+        _draw_line(axis, means, model["by_fraction"], model["name"], place)
+    axis.set_xscale("log")
+    ticks = np.geomspace(*axis.get_xlim(), 5)[1:-1].tolist()
+    axis.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+    axis.xaxis.set_minor_formatter(NullFormatter())
     return _label_axes(figure, axis, "FLOPs of a training", "accuracy on held-out images")
-
-
-def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
-    figure, axis = _empty_axes([model["name"] for model in models])
-    for place, model in enumerate(models):
-        measured = stress["models"][model["name"]]
-        _draw_line(axis, stress["strengths"], measured["accuracy"], measured["interval"], model["name"], place)
-    return _label_axes(figure, axis, stress["unit"], "accuracy on held-out images")
 
 
 def draw_suite(figures: Mapping[str, Any]) -> Figure:
@@ -328,8 +325,7 @@ def draw_suite(figures: Mapping[str, Any]) -> Figure:
         results = {column: model["by_data"][name] for column, name in enumerate(data) if name in model["by_data"]}
         shift = 0.5 * ((place + 0.5) / len(models) - 0.5)
         x = [column + shift for column in results]
-        accuracies, intervals = ([result[key] for result in results.values()] for key in ("accuracy", "interval"))
-        _draw_line(axis, x, accuracies, intervals, model["name"], place, linestyle="none")
+        _draw_line(axis, x, list(results.values()), model["name"], place, linestyle="none")
     names = [legend_name(name) for name in data]
     is_short = sum(map(len, names)) < _MAX_BELOW
     axis.set_xticks(range(len(data)), names, rotation=0 if is_short else 30, ha="center" if is_short else "right")
@@ -347,23 +343,18 @@ def _line_style(place: int) -> dict[str, Any]:
     return {"color": colour, "linestyle": line}
 
 
-def _draw_fractions(axis: Axes, model: Model, x: Sequence[float], place: int) -> None:
-    accuracies, intervals = ([part[key] for part in model["by_fraction"]] for key in ("accuracy", "interval"))
-    _draw_line(axis, x, accuracies, intervals, model["name"], place)
-
-
 def _draw_line(
     axis: Axes,
     x: Sequence[float],
-    y: Sequence[float],
-    intervals: Sequence[Sequence[float]],
+    points: Sequence[Mapping[str, Any]],
     name: str,
     place: int,
     **style: Any,
 ) -> None:
-    # A line with 95 % intervals. Its number, `place`, determines its style.
-    below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
-    above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
+    # A line through the accuracies of `points` with their 95 % intervals. Its number, `place`, determines its style.
+    y = [point["accuracy"] for point in points]
+    below = [max(point["accuracy"] - point["interval"][0], 0.0) for point in points]
+    above = [max(point["interval"][1] - point["accuracy"], 0.0) for point in points]
     marker = _MARKERS[place % len(_MARKERS)]
     style, label = {**_line_style(place), **style}, legend_name(name, _MAX_IN_ONE_COLUMN)
     axis.errorbar(x, y, yerr=[below, above], **style, label=label, marker=marker, capsize=3, markersize=5)
@@ -373,25 +364,6 @@ def _logarithmic(axis: Axes, values: set[int]) -> None:
     axis.set_xscale("log")
     axis.set_xticks(sorted(values))
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
-    axis.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _powers_of_ten(axis: Axes) -> None:
-    """Make the axis logarithmic, with as many labels as fit."""
-    axis.set_xscale("log")
-    low, high = axis.get_xlim()
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
-    for factors in _FACTORS:  # until the labels do not overlap
-        ticks = [(factor, power) for power in exponents for factor in factors if low <= factor * 10.0**power <= high]
-        positions = [math.log(factor * 10.0**power / low, high / low) for factor, power in ticks]  # 0 to 1
-        gap = min((after - before for before, after in pairwise(positions)), default=1.0)
-        if gap >= _LABEL_WIDTH:
-            break
-    ticks = ticks[:: math.ceil(_LABEL_WIDTH / gap)]  # if even the powers of ten are too close
-    if len(ticks) < 2:
-        return
-    labels = [rf"${factor:g} \times 10^{{{power}}}$".replace(r"$1 \times ", "$") for factor, power in ticks]
-    axis.set_xticks([factor * 10.0**power for factor, power in ticks], labels)
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
@@ -434,9 +406,14 @@ def pictures_of_experiment(
         case "dots":
             return {"Accuracy of each variant": lambda: _dots(figures)}
         case "curves":
-            return {"Validation accuracy by epoch": lambda: _learning_curves(_as_models(figures["variants"]))}
-        case "computation":
-            return {"Accuracy by computation": lambda: _by_computation(figures["variants"], lines)}
+            models = [_line(variant["label"], [variant]) for variant in figures["variants"]]
+            return {"Validation accuracy by epoch": lambda: _learning_curves(models)}
+        case "computation":  # Figures 5 and 8 of the paper
+            by_label = {variant["label"]: variant for variant in figures["variants"]}
+            found = {name: [by_label[label] for label in labels if label in by_label] for name, labels in lines.items()}
+            models = [_line(name, variants) for name, variants in found.items() if len(variants) > 1]
+            models = models or [_line(label, [variant]) for label, variant in by_label.items()]
+            return {"Accuracy by computation": lambda: by_compute(models)}
         case "few-shot":
             return {"Accuracy by images per class": lambda: _few_shot(figures)}
         case "sizes":
@@ -479,11 +456,6 @@ def _dots(figures: Mapping[str, Any]) -> Figure:
     return drawn
 
 
-def _as_models(variants: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    # In the format that the drawing functions of comparisons read.
-    return [_line(variant["label"], [variant]) for variant in variants]
-
-
 def _line(name: str, variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     # Several variants become one model of a comparison, with their positions in place of fractions of the data.
     parts = [
@@ -494,23 +466,11 @@ def _line(name: str, variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"name": name, "by_fraction": parts, "runs": runs}
 
 
-def _by_computation(variants: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[str]]) -> Figure:
-    # Figures 5 and 8 of the paper.
-    by_label = {variant["label"]: variant for variant in variants}
-    models = []
-    for name, labels in lines.items():
-        found = [by_label[label] for label in labels if label in by_label]
-        if len(found) > 1:
-            models.append(_line(name, found))
-    return by_compute(models or _as_models(variants))
-
-
 def _few_shot(figures: Mapping[str, Any]) -> Figure:
     rows = figures["few_shot"]
     drawn, axis = _empty_axes([figures["model"]])
     shots = [row["shots"] for row in rows]
-    accuracies, intervals = [row["accuracy"] for row in rows], [row["interval"] for row in rows]
-    _draw_line(axis, shots, accuracies, intervals, figures["model"], place=0)
+    _draw_line(axis, shots, rows, figures["model"], place=0)
     axis.axhline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":", label="chance")
     _logarithmic(axis, set(shots))
     return _label_axes(drawn, axis, "training images per class", "accuracy on held-out images")
@@ -521,8 +481,7 @@ def _by_size(figures: Mapping[str, Any], key: str) -> Figure:
     drawn, axis = _empty_axes([model["name"] for model in figures["models"]])
     for place, model in enumerate(figures["models"]):
         parts = model["by_size"]
-        accuracies, intervals = ([part[key][name] for part in parts] for name in ("accuracy", "interval"))
-        _draw_line(axis, [part["images"] for part in parts], accuracies, intervals, model["name"], place)
+        _draw_line(axis, [part["images"] for part in parts], [part[key] for part in parts], model["name"], place)
     _logarithmic(axis, {part["images"] for model in figures["models"] for part in model["by_size"]})
     return _label_axes(drawn, axis, "pre-training images", "accuracy on held-out images")
 

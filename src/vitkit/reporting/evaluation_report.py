@@ -16,7 +16,6 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,6 @@ VIEWS_FOLDER = Path(__file__).parent / "static"  # the studio serves the files f
 def static(name: str) -> str:
     """Return the text of a file in `static/`."""
     return (VIEWS_FOLDER / name).read_text(encoding="utf-8")
-
-
-@cache
-def script() -> str:
-    """Return the script of the report, as one module without imports."""
-    return "".join(_modules("report", set()))
 
 
 def _modules(name: str, done: set[str]) -> list[str]:
@@ -160,7 +153,8 @@ def write_report(
         recipe=recipe,
     )
     data = views_data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
-    write_page(path, title, body, Live(static("views.css"), script(), data))
+    script = "".join(_modules("report", set()))
+    write_page(path, title, body, Live(static("views.css"), script, data))
 
 
 def pictures_of(evaluation: Evaluation) -> dict[str, Callable[[], Figure]]:

@@ -144,9 +144,9 @@ def compare_with_run(
     ]
 
     def html() -> str:
-        from vitkit.reporting.dataset_report import table_of_tests
+        from vitkit.text.pages import component
 
-        return f"<p>{escape(verdict)}</p>" + table_of_tests(rows)
+        return f"<p>{escape(verdict)}</p>" + component("tests", rows)
 
     answers = {"is_trustworthy": not different, "verdict": verdict, "detection": detection}
     named_tests = [{"name": test.name, **row} for test, row in zip(tests, rows, strict=True)]

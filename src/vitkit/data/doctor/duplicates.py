@@ -145,12 +145,6 @@ def compare(
     max_pairs = _MAX_PAIRS * len(digests)
     first_half, second_half = _halves(progress)
 
-    def search_near(pictures: Appearance, others: Appearance | None) -> Pairs | None:
-        return find_pairs(pictures.pixels, None if others is None else others.pixels, max_pairs, first_half)
-
-    def search_altered(pictures: Appearance, others: Appearance | None) -> Pairs | None:
-        return find_altered(pictures, others, second_half)
-
     def add_new(pairs: Pairs, search: Callable[[Appearance, Appearance | None], Pairs | None]) -> Pairs | None:
         within: Pairs | None = search(new_pictures, None) if new else ([], [])
         across: Pairs | None = search(new_pictures, old_pictures) if new and old and within is not None else ([], [])
@@ -163,10 +157,13 @@ def compare(
             result[kind].sort()
         return result if len(result[0]) + len(result[1]) <= max_pairs else None
 
-    near = add_new(old_near, search_near)
+    near = add_new(
+        old_near,
+        lambda one, other: find_pairs(one.pixels, None if other is None else other.pixels, max_pairs, first_half),
+    )
     if near is None:
         return Comparison(digests, None, None)
-    altered = add_new(old_altered, search_altered)
+    altered = add_new(old_altered, lambda one, other: find_altered(one, other, second_half))
     if altered is not None:
         linked = {*near[0], *near[1]}
         altered = (

@@ -26,10 +26,7 @@ from vitkit.system.progress import progress
 from vitkit.text.cells import plural
 
 TINY_CLASS = 10  # images
-MOST_LOST, MOST_CROPPED = (
-    0.5,
-    0.2,
-)  # warn if a crop removes more than half of the area in more than a fifth of the images
+MOST_LOST, MOST_CROPPED = 0.5, 0.2  # report crops of more than half of the area in more than a fifth of the images
 _MAX_SINGLE_FINDINGS = 20  # if more classes than this have no image in a split, they are reported together
 _DECISIVE = 0.8  # Cramér's V of a property that leaves nothing to learn
 _IMBALANCE = 10.0  # ratio of the largest class to the smallest
@@ -150,18 +147,15 @@ def check_search(depth: SearchDepth, opposite: int) -> Iterator[Finding]:
         yield Finding("note", f"{images_are} of one in another class; if left and right matter, train with --no-hflip")
 
 
-def check_sets(table: ImageTable) -> Iterator[Finding]:
-    """Note that a table is multi-label, if it is. A single `;` in one label, perhaps a mistake, is enough for that."""
-    summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
-    if summary is not None:
-        yield Finding("note", summary)
-
-
 def check_classes(table: ImageTable, unreadable: Sequence[str] = ()) -> Iterator[Finding]:
     """Report classes without images, with few images, or with far fewer images than other classes.
 
+    Also note that a table is multi-label, if it is: a single `;` in one label, perhaps a mistake, is enough for that.
     `unreadable` holds the names of classes whose images are all unreadable.
     """
+    summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
+    if summary is not None:
+        yield Finding("note", summary)
     if missing := sorted({*unreadable, *table.empty}):
         have, are = ("class folder has", "is") if len(missing) == 1 else ("class folders have", "are")
         yield Finding("warning", f"{len(missing)} {have} no readable image and {are} left out: {_list(missing)}")
@@ -374,7 +368,6 @@ def examine(
         *check_files(table, unreadable),
         *check_copies(readable, copies),
         *check_search(depth, opposite),
-        *check_sets(readable),
         *check_classes(readable, unreadable=sorted(set(table.classes) - set(readable.classes))),
         *check_splits(readable),
         *(check_scenes(readable, merge_by_scene(readable, None, range(len(readable)))) if readable.groups else ()),
