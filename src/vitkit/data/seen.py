@@ -40,6 +40,8 @@ _TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.169, -0.331, 0.5], [0.5, -0.419, 
 _MIN_STEPS = np.array([1.0, 8.0, 8.0], np.float32)  # in grey levels; smaller steps do not help to distinguish pictures
 _CHUNK = 1024  # the number of thumbnails that are processed at a time
 _ROWS = 64  # the number of coefficients that are written at a time: the bytes of a line of a processor's cache
+# The fields of a record that are stored as they are.
+_ARRAYS = ("digests", "roles", "labels", "scales", "counts", "words", "places", "aspects")
 _MAX_TEXT = 64 * 2**20  # characters; the header of a safetensors file may have 100 million
 
 
@@ -106,13 +108,8 @@ class PictureRecord:
 
     def without_thumbnails(self) -> PictureRecord:
         """Return the record without thumbnails and keypoints. Hashes, roles and labels remain."""
-        return replace(
-            self.without_keypoints(),
-            scales=self.scales[:0],
-            codes=self.codes[:0],
-            counts=self.counts[:0],
-            aspects=self.aspects[:0],
-        )
+        empty = {name: getattr(self, name)[:0] for name in ("scales", "codes", "counts", "aspects")}
+        return replace(self.without_keypoints(), **empty)
 
     def without_keypoints(self) -> PictureRecord:
         """Return the record without keypoints."""
@@ -148,29 +145,19 @@ class PictureRecord:
             roles=np.concatenate([roles, self.roles[rest]]),
             labels=np.concatenate([later.labels, new_number[self.labels[rest]] if rest else self.labels[:0]]),
             names=names,
-            scales=np.concatenate([new.scales, old.scales[rest_with_thumbnails]]),
-            codes=np.concatenate([new.codes, old.codes[rest_with_thumbnails]]),
             is_whole=self.is_whole and later.is_whole,
-            counts=np.concatenate([new.counts, old.counts[rest_with_thumbnails]]),
             words=np.concatenate([new.words, old.words[is_kept]]),
             places=np.concatenate([new.places, old.places[is_kept]]),
-            aspects=np.concatenate([new.aspects, old.aspects[rest_with_thumbnails]]),
+            **{
+                name: np.concatenate([getattr(new, name), getattr(old, name)[rest_with_thumbnails]])
+                for name in ("scales", "codes", "counts", "aspects")
+            },
         )
 
     def to_bytes(self) -> bytes:
         """Return the record as the bytes of a compressed .npz file, which includes checksums."""
         about = to_json({"format": _FORMAT, "names": self.names, "is_whole": self.is_whole})
-        arrays: dict[str, npt.NDArray[np.generic]] = {
-            "about": np.frombuffer(about.encode(), np.uint8),
-            "digests": self.digests,
-            "roles": self.roles,
-            "labels": self.labels,
-            "scales": self.scales,
-            "counts": self.counts,
-            "words": self.words,
-            "places": self.places,
-            "aspects": self.aspects,
-        }
+        arrays = {"about": np.frombuffer(about.encode(), np.uint8), **{name: getattr(self, name) for name in _ARRAYS}}
         file = io.BytesIO()
         # Level 1 takes less than half of the time of the default, for 2 % more bytes.
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -204,17 +191,10 @@ class PictureRecord:
                         "upgrade vitkit",
                     )
                 record = cls(
-                    digests=file["digests"],
-                    roles=file["roles"],
-                    labels=file["labels"],
                     names=tuple(about["names"]),
-                    scales=file["scales"],
-                    codes=np.ascontiguousarray(file["codes"].T),
                     is_whole=bool(about["is_whole"]),
-                    counts=file["counts"],
-                    words=file["words"],
-                    places=file["places"],
-                    aspects=file["aspects"],
+                    codes=np.ascontiguousarray(file["codes"].T),
+                    **{name: file[name] for name in _ARRAYS},
                 )
             record._check()
         except VitkitError:

@@ -111,9 +111,8 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
         if len(classes) <= _MAX_BARS:
             axis.bar(positions, heights, bottom=base, color=colour, label=label)
         else:  # one outline for all bars
-            edges = np.append(positions - 0.5, len(classes) - 0.5)
-            low, high = (np.append(line, line[-1]) for line in (base, base + heights))
-            axis.fill_between(edges, low, high, step="post", color=colour, linewidth=0, label=label)
+            edges = np.arange(len(classes) + 1) - 0.5
+            axis.stairs(base + heights, edges, baseline=base, fill=True, color=colour, linewidth=0, label=label)
         base = base + heights
     if len(classes) <= _MAX_BARS:
         for position, total in enumerate(base.tolist()):
