@@ -30,7 +30,7 @@ def pairs(file: Path) -> list[tuple[str, str]]:
         "path,label,previous,when\na/1.jpg,rose,tulip,2026-11-22\nb/2.jpg,,rose,\n",
         "label,file\nrose,a/1.jpg\n,b/2.jpg",
         "path,label,,\r\na/1.jpg,rose,,\r\nb/2.jpg,,,\r\n",  # Excel, after columns were emptied
-        "sep=|\npath|label||\na/1.jpg|rose||\nb/2.jpg|||\n",
+        "path;label;;\na/1.jpg;rose;;\nb/2.jpg;;;\n",
     ],
 )
 def test_what_people_and_spreadsheets_write(tmp_path: Path, content: str) -> None:
@@ -42,7 +42,7 @@ def test_what_people_and_spreadsheets_write(tmp_path: Path, content: str) -> Non
     [
         ("path\n1.jpg\n", "data.columns-missing", ""),
         ("path,label,label\n1.jpg,a,b\n", "data.columns-missing", ""),
-        ("sep=;\npath;label\n1.jpg;a\n;b\n", "data.path-empty", "line 4"),
+        ("path;label\n1.jpg;a\n;b\n", "data.path-empty", "line 3"),
         ("path,label\n1.jpg,a\n2.jpg\n", "data.label-missing", "line 3"),
         ('path,label\n1.jpg,a\n"2.jpg,b\n3.jpg,c\n', "data.csv-damaged", "line 3"),
         ('path,label\n1.jpg,"a\n2.jpg,b\n3.jpg,c"\n', "data.csv-quote", "line 2"),

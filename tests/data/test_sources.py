@@ -113,7 +113,7 @@ def test_a_csv_as_any_spreadsheet_writes_it(tmp_path: Path, delimiter: str, enco
         assert_rows(csv_file(tmp_path / "all.csv", lines(header)))
     rows = "\n".join(f"7,{label},{path},x" for path, label in ROWS)  # among other columns, and lines of empty cells
     assert_rows(csv_file(tmp_path / "more.csv", f"id,label,path,notes\n{rows}\n\n,,,\n"))
-    (tmp_path / "data.csv").write_text("sep=;\r\npath;label;split;;\r\n1.jpg;ant;train;;\r\n2.jpg;bee;val;;\r\n")
+    (tmp_path / "data.csv").write_text("path;label;split;;\r\n1.jpg;ant;train;;\r\n2.jpg;bee;val;;\r\n")
     table = read_source(tmp_path / "data.csv")  # with what Excel leaves around its columns
     assert (table.paths, table.classes, table.splits) == (("1.jpg", "2.jpg"), ("ant", "bee"), ("train", "val"))
 

@@ -57,6 +57,6 @@ if TYPE_CHECKING:
     from vitkit.data.storage import image_exists, open_place, read_place, version_of
     from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, TASKS, UNLABELLED, EarlierLabel, ImageTable, Task
     from vitkit.data.table import table_of, task_of, without_invisible
-    from vitkit.data.user_datasets import Datasets, read_item, read_preprocess, survey
+    from vitkit.data.user_datasets import Datasets, read_item, survey
 else:
     __getattr__ = lazily(__name__)

@@ -21,7 +21,6 @@ import csv
 import io
 import itertools
 import os
-import re
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
@@ -334,8 +333,7 @@ def is_list_of_suspects(file: str | Path) -> bool:
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
     with path.open("rb") as opened:
-        first, second = (opened.readline(2**16).decode("utf-8-sig", "replace") for _ in range(2))
-    header = (second if SEPARATOR.fullmatch(first) else first).strip().lower().replace(";", ",")
+        header = opened.readline(2**16).decode("utf-8-sig", "replace").strip().lower().replace(";", ",")
     return set(header.replace('"', "").split(",")) >= set(COLUMNS)
 
 
@@ -455,15 +453,14 @@ class CsvRows:
 
     titles: tuple[str, ...]  # the titles of the columns, as in the file
     columns: tuple[str, ...]  # the standard names (`known` of `read_rows`), or the titles of other columns
-    delimiter: str  # a comma, a semicolon, a tab, or the character that the file declares by `sep=`
     rows: tuple[tuple[int, dict[str, str]], ...]  # not empty: the number of the first line, and the cells by column
 
 
 def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequence[str], expected: str) -> CsvRows:
     """Read the rows of a CSV file.
 
-    The delimiter is the most frequent candidate in the header, unless the first line declares it (`sep=;`).
-    Spreadsheets may leave columns without a title at the end; these are ignored if all of their cells are empty.
+    The delimiter is the most frequent of comma, semicolon and tab in the header. Spreadsheets may leave columns
+    without a title at the end; these are ignored if all of their cells are empty.
 
     Args:
         name: the name of the file, for messages.
@@ -476,11 +473,8 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
         VitkitError: a column is missing or occurs twice, a quote is not closed, or a row has too many cells; the
             message names the line.
     """
-    header, first_line = text.readline(), 2
-    declaration = SEPARATOR.fullmatch(header)
-    if declaration is not None:
-        header, first_line = text.readline(), 3
-    delimiter = declaration[1] if declaration is not None else max(",;\t", key=header.count)
+    header = text.readline()
+    delimiter = max(",;\t", key=header.count)
     all_titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
     titles = list(all_titles)
     while titles and not titles[-1]:
@@ -489,12 +483,12 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
         raise VitkitError("data.columns-missing", f"{name} needs the columns {expected}; it has: {header.strip():.200}")
     lines: list[tuple[int, list[str]]] = []
-    reader, line = csv.reader(text, delimiter=delimiter, strict=True), first_line
+    reader, line = csv.reader(text, delimiter=delimiter, strict=True), 2
     try:
         for cells in reader:
             if any(cells):
                 lines.append((line, cells))
-            line = reader.line_num + first_line
+            line = reader.line_num + 2
     except csv.Error as error:
         raise VitkitError(
             "data.csv-damaged",
@@ -526,10 +520,7 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
                 f"{name}, line {line}: {text_beyond[0]!r} is in a column without a title: give it one",
             )
     rows = tuple((line, dict(zip(columns, row, strict=False))) for line, row in lines)
-    return CsvRows(tuple(titles), tuple(columns), delimiter, rows)
-
-
-SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # the line by which a file states its delimiter
+    return CsvRows(tuple(titles), tuple(columns), rows)
 
 
 def refuse_encoding(name: str, data: bytes) -> None:

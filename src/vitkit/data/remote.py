@@ -107,31 +107,18 @@ def local_copy(path: PurePath) -> Iterator[Path]:
         yield copy
 
 
-def write_file(address: str, content: bytes | PurePath) -> None:
-    """Write bytes or a local file (a path) to an address. The remote file becomes visible only when it is complete.
+def write_file(address: str, file: PurePath) -> None:
+    """Copy a local file to an address. The remote file becomes visible only when it is complete.
 
     Raises:
         OSError: the server refuses, or does not answer.
         VitkitError: files cannot be written there, or a package that the scheme needs is missing.
     """
     check_writable(address)
-
-    def write() -> None:
-        if isinstance(content, bytes):
-            _filesystem(address).pipe_file(address, content)
-        else:
-            _filesystem(address).put_file(str(content), address)
-
     try:
-        _with_retries(address, write)
+        _with_retries(address, lambda: _filesystem(address).put_file(str(file), address))
     except _FINAL as error:
         raise OSError(f"{address}: {error}") from error
-
-
-def remove_file(address: str) -> None:
-    """Delete a remote file, if it exists."""
-    with contextlib.suppress(FileNotFoundError):
-        _with_retries(address, lambda: _filesystem(address).rm_file(address))
 
 
 def names_at(address: str) -> set[str]:

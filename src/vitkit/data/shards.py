@@ -312,12 +312,6 @@ def _has_index(address: str) -> bool:
         raise VitkitError("data.shards-unreadable", f"cannot read {error}") from error
 
 
-def clear_caches() -> None:
-    """Clear the caches of remote indices and of the results of `has_shards`, because a remote folder has changed."""
-    _index_at.cache_clear()
-    _has_index.cache_clear()
-
-
 def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
     """Return the table from which a folder of shards was written."""
     storage = ShardFolder(path if address_of(path) else path.resolve())

@@ -15,7 +15,7 @@ from pathlib import Path
 from vitkit.data import archive, shards
 from vitkit.data.file_names import is_passed_over
 from vitkit.data.layout import LayoutName, read_folder_tree, read_layout, table_of_layout
-from vitkit.data.lists import read_list, read_lists_of_splits
+from vitkit.data.lists import read_list
 from vitkit.data.named import DATASETS
 from vitkit.data.storage import FOLDER_STORAGES, STORAGES, SearchLog, Storage, StorageSigns, entries_in, images_below
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
@@ -180,12 +180,6 @@ def find_source(data: str | Path) -> SourceKind | None:
 
 
 def read_folders(name: str, root: Path, layout_name: LayoutName, *, follow_links: bool = False) -> ImageTable:
-    """Find the images of a folder with class folders, possibly inside split folders.
-
-    Lists `_classes.csv`, as Roboflow writes them, are read instead, unless a layout is requested.
-    """
-    if layout_name == "auto" and (table := read_lists_of_splits(name, root)) is not None:
-        return table
     overlooked = SearchLog(top=root, follow_links=follow_links)
     layout = read_layout(name, read_folder_tree(root, overlooked), layout_name)
     return table_of_layout(name, root, layout, overlooked, partial(images_below, overlooked=overlooked), entries_in)
