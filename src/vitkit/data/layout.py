@@ -1,9 +1,9 @@
 """Determine which subfolders of a folder of photographs are classes, and which are splits.
 
-`class/image` and `split/class/image` are the usual layouts; `class/split/image` occurs too. Folders may be nested in
-other folders, or in a folder of the same name, as archives leave them (`seg_train/seg_train/class`). An ambiguous
-folder raises an error with advice. If vitkit guessed and took a split for a class, the model would learn to predict the
-split, and its accuracy would not reveal the mistake.
+`class/image` and `split/class/image` are the layouts that are read. Folders may be nested in other folders, or in a
+folder of the same name, as archives leave them (`seg_train/seg_train/class`). An ambiguous folder raises an error with
+advice. If vitkit guessed and took a split for a class, the model would learn to predict the split, and its accuracy
+would not reveal the mistake.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def read_layout(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
         if only.has_images or not only.folders_with_images or split_of_folder(only.name) is not None:
             break
         inner = only
-    result = _as_splits(name, top, inner, layout) or _as_splits_of_classes(top, inner)
+    result = _as_splits(name, top, inner, layout)
     if result is None and layout == "splits":
         raise VitkitError(
             "data.splits-missing",
@@ -262,7 +262,7 @@ def _refuse_ambiguous(name: str, top: Folder, folder: Folder) -> None:
             "data.layout-ambiguous",
             f"{name}: it is not clear what the classes are, as {_names(top, outer)} have folders of the same names "
             f"({listed(shared)}): if those names are the classes, call the outer folders train, val and test; if the "
-            "outer folders are the classes, use --layout classes",
+            "outer folders are the classes, use --layout classes; if both are, as in cat/train, move them to train/cat",
         )
     for item in subfolders_with_images(folder):
         for splits in filter(has_train_and_another, group_split_folders(item).values()):
@@ -399,29 +399,6 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], request
 def _spelling(name: str) -> str:
     """Return a form that is equal for names that differ only in case, or look the same but are encoded differently."""
     return unicodedata.normalize("NFKC", normal_form(name)).casefold().strip()
-
-
-def _as_splits_of_classes(top: Folder, folder: Folder) -> FolderLayout | None:
-    """Return the layout `class/split/image`; None if the folders do not have it."""
-    parts: list[ClassFolder] = []
-    children = folder.folders_with_images
-    for child in children:
-        groups = list(group_split_folders(child).values())
-        splits = _resolve_eval(groups[0]) if len(groups) == 1 else []
-        has_other_folders = len(splits) < len(child.folders_with_images)
-        if child.has_images or has_other_folders or not all(split.inner.has_images for split in splits):
-            return None
-        parts += [ClassFolder(split.outer.path, child.name, split.split) for split in splits]
-    if len(children) < 2 or len({(part.name, part.split) for part in parts}) < len(parts):
-        return None
-    present = [split for split in _ORDER if any(part.split == split for part in parts)]
-    parts += [ClassFolder(child.path, child.name) for child in folder.folders if not child.has_images_at_any_depth]
-    return FolderLayout(
-        classes=tuple(parts),
-        between=(*folders_between(top, folder), *(child.path for child in children)),
-        left_out=(),
-        text=f"folders read as classes with splits in them: {len(children)} with {', '.join(present)}",
-    )
 
 
 # --- The images ----------------------------------------------------------------------------------------------------

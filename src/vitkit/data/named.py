@@ -17,7 +17,6 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -210,33 +209,8 @@ _ENTRIES = (
 # fmt: on
 
 
-class _DataSets(UserDict[str, DataSet]):
-    """A dictionary of data sets whose keys ignore capitals, hyphens and underscores."""
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._spelling_of(name) in self.data
-
-    def __missing__(self, name: str) -> DataSet:
-        return self.data[self._spelling_of(name)]
-
-    def _spelling_of(self, name: str) -> str:
-        return next((key for key in self.data if _comparable(key) == _comparable(name)), name)
-
-
-def _comparable(name: str) -> str:
-    return re.sub("[-_]", "", name).lower()
-
-
-DATASETS = _DataSets({entry.name: entry for entry in _ENTRIES})
+DATASETS = {entry.name: entry for entry in _ENTRIES}
 """Data sets that have a name."""
-
-
-def register(entry: DataSet) -> None:
-    """Add a data set, whose name can then be used as a source. Raise ValueError if the name is taken."""
-    if entry.name in DATASETS:
-        raise ValueError(f"there is a data set {entry.name!r} already")
-    DATASETS[entry.name] = entry
-
 
 _TIMEOUT = 30.0  # seconds without a byte; torchvision itself has no timeout
 _DOWNLOAD_ERRORS = (
@@ -256,7 +230,7 @@ def materialise(name: str) -> Path:
     leaves nothing behind.
 
     Args:
-        name: a key of `DATASETS`; capitals, hyphens and underscores do not matter.
+        name: a key of `DATASETS`.
 
     Raises:
         VitkitError: downloads are forbidden, the server cannot be reached or sends data that differ from the published
