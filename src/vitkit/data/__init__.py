@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vitkit.data.image_cache import DiskCache, MemoryCache, PictureCache, choose_cache, estimate_bytes, open_cache
     from vitkit.data.labels import EXCLUDED, Edit, LabelFile, Suspect, add_edits, chance_in_words, decisions_since
     from vitkit.data.labels import labels_so_far, read_labels, read_suspects, renaming, undo_edits
-    from vitkit.data.layout import LayoutName, split_of_folder, split_of_word
+    from vitkit.data.layout import LayoutName, split_of_folder
     from vitkit.data.loading import BatchSampler, BatchedImages, EpochSampler, EvaluationImages as EvaluationImages
     from vitkit.data.loading import ImageData, TrainingImages as TrainingImages, apply_seeded, mix_seeds
     from vitkit.data.loading import report_lost_workers_once
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from vitkit.data.sources import SourceKind, find_source, has_no_folders, read_source as read_source, read_table
     from vitkit.data.sources import read_unlabelled, storage_at
     from vitkit.data.split_file import check_images, groups_from_file, groups_to_list, images_of_run, is_unchanged
-    from vitkit.data.split_file import locate, move_run, read_contents, refuse_changed_images, roles_in_run
+    from vitkit.data.split_file import locate, move_run, read_contents, refuse_changed_images
     from vitkit.data.split_file import split_from_file as split_from_file, split_to_dict
     from vitkit.data.splits import SPLITS, check_trainable, fold, held_out_split, limit_training, merge_by_scene
     from vitkit.data.splits import split as split, stratify

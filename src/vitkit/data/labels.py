@@ -22,10 +22,9 @@ import io
 import itertools
 import os
 import unicodedata
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -68,16 +67,10 @@ class LabelFile:
     edits: tuple[Edit, ...] = ()  # in order; for each path, the last row counts
     lines: tuple[int, ...] = ()  # the number of the line in which each row begins
     has_suspects: bool = False  # whether the file is a run's list of suspected label errors, which people may edit
-    content: bytes = field(default=b"", repr=False, compare=False)  # the bytes of the file
 
 
-def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
+def read_labels(file: str | Path) -> LabelFile:
     """Read the rows of a label file, or of a run's label_errors.csv.
-
-    Args:
-        file: the file.
-        known: the result of an earlier call. If rows have only been added to the file since then, only these are
-            parsed.
 
     Raises:
         VitkitError: the file does not exist or is not a label file; the message names the line.
@@ -89,32 +82,16 @@ def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
         raise VitkitError(
             "data.labels-unreadable", f"label file {file}: {reason}; expected a CSV with the columns path and label"
         ) from error
-    return _parse_new(str(file), content, known)
+    return _parse(str(file), content)
 
 
-def _parse_new(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
-    """Parse the content of a label file, or only the new rows if rows were added to those in `known`."""
-    if known is None or not known.content.startswith(_HEADER):
-        return _parse(name, content)
-    if known.content.endswith(b"\n") and content.startswith(known.content):
-        if len(content) == len(known.content):
-            return known
-        known_lines = known.content.count(b"\n") - 1  # without the header
-        added = _parse(name, _HEADER + content[len(known.content) :], known_lines)
-        return LabelFile(name, known.edits + added.edits, known.lines + added.lines, content=content)
-    if _is_appendable(content) and known.content.startswith(content):  # the last rows were removed
-        rows = bisect_right(known.lines, content.count(b"\n"))
-        return LabelFile(name, known.edits[:rows], known.lines[:rows], content=content)
-    return _parse(name, content)
-
-
-def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile:
+def labels_so_far(file: str | Path) -> LabelFile:
     """Read a label file as `read_labels` does; return no rows if the file does not exist yet.
 
     Raises:
         VitkitError: the file is not a label file.
     """
-    return read_labels(file, known) if Path(file).exists() else LabelFile(str(file))
+    return read_labels(file) if Path(file).exists() else LabelFile(str(file))
 
 
 def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
@@ -145,9 +122,7 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
         return added
 
 
-def undo_edits(
-    file: str | Path, may: Callable[[Edit], bool] | None = None, known: LabelFile | None = None
-) -> tuple[Edit, ...]:
+def undo_edits(file: str | Path, may: Callable[[Edit], bool] | None = None) -> tuple[Edit, ...]:
     """Remove the rows that were added last to a label file: the last row and those before it with the same time.
 
     Return the removed rows, which `add_edits` can add again. The errors are those of `add_edits`.
@@ -156,14 +131,13 @@ def undo_edits(
         file: the label file.
         may: a function that returns whether a row may be removed, for example to keep the rows of other programs. If
             the last rows may not be removed, the search for rows to remove starts before them. None allows every row.
-        known: the result of an earlier `read_labels`. If rows have only been added since then, only these are parsed.
     """
     path = Path(file)
     if not path.exists():
         return ()
     with exclusive(path, wait=_WAIT):
         content = _content_of(path) or b""
-        edits = _editable(path, content, known).edits
+        edits = _editable(path, content).edits
         end = len(edits)
         while end > 0 and may is not None and not may(edits[end - 1]):
             end -= 1
@@ -194,9 +168,9 @@ def _content_of(path: Path) -> bytes | None:
         ) from error
 
 
-def _editable(path: Path, content: bytes | None, known: LabelFile | None = None) -> LabelFile:
+def _editable(path: Path, content: bytes | None) -> LabelFile:
     """Parse the content of a label file that is about to be changed. Raise VitkitError for a list of suspects."""
-    labels = LabelFile(str(path)) if content is None else _parse_new(str(path), content, known)
+    labels = LabelFile(str(path)) if content is None else _parse(str(path), content)
     if labels.has_suspects:
         raise VitkitError(
             "data.labels-read-only",
@@ -231,7 +205,7 @@ def _checked_text_of(path: Path, edits: Sequence[Edit]) -> bytes:
     return text
 
 
-def _parse(name: str, content: bytes, lines_before: int = 0) -> LabelFile:  # lines above `content`
+def _parse(name: str, content: bytes) -> LabelFile:
     refuse_encoding(name, content)
     # File names on Linux need not be UTF-8, and keep their bytes. `_parse_row` refuses labels that are not UTF-8.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -257,8 +231,8 @@ def _parse(name: str, content: bytes, lines_before: int = 0) -> LabelFile:  # li
                 "data.labels-cut-off",
                 f"{name}, line {line}: the last row may be cut off: complete it, and add a line break after it",
             )
-    edits = tuple(_parse_row(name, line + lines_before, cells) for line, cells in table.rows)
-    return LabelFile(name, edits, tuple(line + lines_before for line, _ in table.rows), has_suspects, content)
+    edits = tuple(_parse_row(name, line, cells) for line, cells in table.rows)
+    return LabelFile(name, edits, tuple(line for line, _ in table.rows), has_suspects)
 
 
 def _parse_row(name: str, line: int, cells: dict[str, str]) -> Edit:

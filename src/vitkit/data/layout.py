@@ -8,6 +8,7 @@ would not reveal the mistake.
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitkit.data.file_names import is_passed_over, why_ignored
-from vitkit.data.storage import Branch, SearchLog, folder_tree
+from vitkit.data.storage import SearchLog, scan_folder
 from vitkit.data.table import ImageTable, Row, normal_form, table_of
 from vitkit.errors import VitkitError
 from vitkit.system.run_files import RECIPE
@@ -35,12 +36,6 @@ _FILLERS = {  # words without meaning, as in train_set or "Test Images"
     *("set", "sets", "data", "dataset", "split", "folder"),
     *("image", "images", "img", "imgs", "photos", "pictures", "samples"),
 }
-
-
-def split_of_word(word: str) -> str | None:
-    """Return the split (train, val or test) that a word names, ignoring case; None if it names no split."""
-    split = _WORDS.get(word.strip().lower())
-    return "test" if split == "eval" else split
 
 
 def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
@@ -88,14 +83,20 @@ class Folder:
         return not self.has_images and bool(self.folders_with_images)
 
 
-def read_folder_tree(path: Path, overlooked: SearchLog) -> Folder:
-    """Return the tree of folders below `path`. Hidden and unreadable folders are recorded in `overlooked`."""
+def read_folder_tree(path: Path, overlooked: SearchLog, above: tuple[str, ...] = ()) -> Folder:
+    """Return the tree of folders below `path`. Hidden and unreadable folders are recorded in `overlooked`.
 
-    def as_folder(branch: Branch) -> Folder:
-        path, has_images, folders = branch
-        return Folder(path, has_images, tuple(map(as_folder, folders)))
-
-    return as_folder(folder_tree(path, overlooked))
+    `above` holds the real paths of the folders from the root to `path`. A link to one of these is not followed, because
+    the tree would be infinite.
+    """
+    real = os.path.realpath(path)
+    if real in above:
+        return Folder(path, has_images=False, folders=())
+    folders, files, _ = scan_folder(str(path), overlooked, above[0] if above else real)
+    has_images = any(why_ignored(name) is None for name in files)
+    return Folder(
+        path, has_images, tuple(read_folder_tree(path / child, overlooked, (*above, real)) for child in folders)
+    )
 
 
 def subfolders_with_images(folder: Folder) -> Iterator[Folder]:
@@ -163,11 +164,6 @@ def skip_repeated_folders(folder: Folder) -> Folder:
             break
         inner = only
     return inner if split_of_folder(inner.name) == split_of_folder(folder.name) else folder
-
-
-def _resolve_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    meaning = "val" if any(folder.split == "test" for folder in splits) else "test"
-    return [replace(folder, split=meaning) if folder.split == "eval" else folder for folder in splits]
 
 
 LayoutName = Literal["auto", "classes", "splits"]
@@ -308,7 +304,8 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
             f"{name}: {_names(top, [item.outer for item in folders])} could each be a split; keep at most one each of "
             "train/, val/ and test/, or use --layout classes if these folders are classes",
         )
-    splits = _resolve_eval(candidates[0])
+    eval_split = "val" if any(item.split == "test" for item in candidates[0]) else "test"  # the meaning of `eval`
+    splits = [replace(item, split=eval_split) if item.split == "eval" else item for item in candidates[0]]
     taken = {item.outer.path for item in splits}
     others = [child for child in folder.folders_with_images if child.path not in taken]
     if len(splits) == 1 and others and requested == "auto" and _is_class(name, top, folder, splits[0], others):

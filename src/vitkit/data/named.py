@@ -134,7 +134,6 @@ class DataSet:
     host: str = ""  # the server that it is downloaded from
     licence: str = ""  # in a few words; `page` has its text
     page: str = ""  # the URL of the description
-    per_class: tuple[int, ...] = ()  # the number of images of each class, for computing a split before the download
     # A function of two empty folders. It downloads files into the first, which is deleted afterwards, and writes the
     # images as `class/image` or `split/class/image` into the second.
     write: Callable[[Path, Path], None] = field(kw_only=True)
@@ -166,10 +165,9 @@ _SIGNS = Torchvision(
 # fmt: off
 _ENTRIES = (
     DataSet("digits", 1_797, 10, licence="CC BY 4.0", write=write_digits,
-            per_class=(178, 182, 177, 183, 181, 182, 181, 179, 174, 180),
             page="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"),
     DataSet("flower_photos", 3_670, 5, (), 229, "storage.googleapis.com", "CC BY 2.0",
-            "https://www.tensorflow.org/datasets/catalog/tf_flowers", (633, 898, 641, 699, 799), write=_FLOWERS),
+            "https://www.tensorflow.org/datasets/catalog/tf_flowers", write=_FLOWERS),
     DataSet("cifar10", 60_000, 10, ("train", "test"), 170, "www.cs.toronto.edu", "see its page",
             "https://www.cs.toronto.edu/~kriz/cifar.html", write=Torchvision("CIFAR10", _BY_FLAG)),
     DataSet("cifar100", 60_000, 100, ("train", "test"), 169, "www.cs.toronto.edu", "see its page",

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitkit.data.file_names import is_passed_over, why_ignored
-from vitkit.data.layout import LayoutName, split_of_word
+from vitkit.data.layout import LayoutName
 from vitkit.data.remote import cached_shard, read_file, read_part
 from vitkit.data.storage import UnreadableImageError, entries_in
 from vitkit.data.table import TASKS, EarlierLabel, ImageTable, TaskName, unlabelled_table
@@ -152,7 +152,7 @@ class ShardIndex:
         if not all(type(k) is int and 0 <= k < len(self.classes) for numbers in self.classes_of for k in numbers):
             raise ValueError("it lists an image of a class that does not exist")
         for shard in self.shards:
-            if not _SHARD.fullmatch(shard.name) or split_of_word(shard.split or "") != shard.split:
+            if not _SHARD.fullmatch(shard.name) or shard.split not in (None, "train", "val", "test"):
                 raise ValueError("it lists a shard with an invalid name or split")
             if not _SHA256.fullmatch(shard.sha256):
                 raise ValueError("it lists a shard with an invalid checksum")

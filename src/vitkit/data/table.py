@@ -346,12 +346,6 @@ def normal_form(name: str) -> str:
     return " ".join(unicodedata.normalize("NFC", without_invisible(name)).split())
 
 
-def _describe_character(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":  # Python's `surrogateescape` stores other bytes so
-        return f"the byte 0x{ord(character) - 0xDC00:02X}, which is not UTF-8"
-    return f"U+{ord(character):04X} {unicodedata.name(character, '(a control character)')}"
-
-
 def find_lookalikes(names: Iterable[str]) -> tuple[str, str, str] | None:
     """Return two names that differ but look the same, and describe a character in which they differ; or None."""
     first: dict[str, str] = {}  # the first name of each form
@@ -362,7 +356,10 @@ def find_lookalikes(names: Iterable[str]) -> tuple[str, str, str] | None:
             differ = [c for c in name + other if (c in name) != (c in other)] or [" "]
             # Describe the character that is hardest to see.
             differ.sort(key=lambda c: (not _INVISIBLE.match(c), not c.isspace(), not unicodedata.combining(c)))
-            return other, name, _describe_character(differ[0])
+            code, difference = ord(differ[0]), unicodedata.name(differ[0], "(a control character)")
+            if 0xDC80 <= code <= 0xDCFF:  # Python's `surrogateescape` stores other bytes so
+                return other, name, f"the byte 0x{code - 0xDC00:02X}, which is not UTF-8"
+            return other, name, f"U+{code:04X} {difference}"
     return None
 
 
