@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Literal, NamedTuple
 
 from vitkit.data.file_names import SUFFIXES
 from vitkit.data.storage import image_exists
 from vitkit.data.table import MULTI_LABEL
 from vitkit.errors import VitkitError
-from vitkit.system.files import exclusive, open_regular, read_bytes, write_bytes
+from vitkit.system.files import exclusive, read_bytes, write_bytes
 from vitkit.system.run_files import LABELS
 from vitkit.text.cells import JOINT, false_alarms_in_words, harmless, restored
 
@@ -114,7 +114,11 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
             now += timedelta(microseconds=1)
         added = tuple(edit._replace(when=edit.when or when) for edit in edits)
         text = _checked_text_of(path, added)
-        if content is not None and _is_appendable(content):
+        if content is not None and (
+            content.startswith(_HEADER)
+            and content.endswith(b"\n")
+            and content.count(b'"') % 2 == 0  # the last row is complete
+        ):
             new_content = content + text
         else:
             new_content = _HEADER + _checked_text_of(path, (*_editable(path, content).edits, *added))
@@ -122,7 +126,7 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
         return added
 
 
-def undo_edits(file: str | Path, may: Callable[[Edit], bool] | None = None) -> tuple[Edit, ...]:
+def undo_edits(file: str | Path, may: Callable[[Edit], bool] = lambda _: True) -> tuple[Edit, ...]:
     """Remove the rows that were added last to a label file: the last row and those before it with the same time.
 
     Return the removed rows, which `add_edits` can add again. The errors are those of `add_edits`.
@@ -130,7 +134,7 @@ def undo_edits(file: str | Path, may: Callable[[Edit], bool] | None = None) -> t
     Args:
         file: the label file.
         may: a function that returns whether a row may be removed, for example to keep the rows of other programs. If
-            the last rows may not be removed, the search for rows to remove starts before them. None allows every row.
+            the last rows may not be removed, the search for rows to remove starts before them.
     """
     path = Path(file)
     if not path.exists():
@@ -139,13 +143,13 @@ def undo_edits(file: str | Path, may: Callable[[Edit], bool] | None = None) -> t
         content = _content_of(path) or b""
         edits = _editable(path, content).edits
         end = len(edits)
-        while end > 0 and may is not None and not may(edits[end - 1]):
+        while end > 0 and not may(edits[end - 1]):
             end -= 1
         if not end:
             return ()
         when = edits[end - 1].when  # rows without a time, written by hand, are removed one by one
         start = end - 1
-        while when and start > 0 and edits[start - 1].when == when and (may is None or may(edits[start - 1])):
+        while when and start > 0 and edits[start - 1].when == when and may(edits[start - 1]):
             start -= 1
         text = _text_of(edits[start:end])
         if end == len(edits) and content.endswith(text) and len(content) >= len(_HEADER) + len(text):
@@ -179,11 +183,6 @@ def _editable(path: Path, content: bytes | None) -> LabelFile:
     return labels
 
 
-def _is_appendable(content: bytes) -> bool:
-    """Return whether rows can be appended: the columns are the standard ones, and the last row is complete."""
-    return content.startswith(_HEADER) and content.endswith(b"\n") and content.count(b'"') % 2 == 0
-
-
 def _text_of(edits: Iterable[Edit]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(harmless, edit) for edit in edits)
@@ -206,14 +205,9 @@ def _checked_text_of(path: Path, edits: Sequence[Edit]) -> bytes:
 
 
 def _parse(name: str, content: bytes) -> LabelFile:
-    refuse_encoding(name, content)
+    expected = "path and label, each once (a label file may have previous, when and proposed_by too)"
     # File names on Linux need not be UTF-8, and keep their bytes. `_parse_row` refuses labels that are not UTF-8.
-    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
-    try:
-        expected = "path and label, each once (a label file may have previous, when and proposed_by too)"
-        table = read_rows(name, text, _TITLES, ("path", "label"), expected)
-    except csv.Error as error:
-        raise VitkitError("data.csv-damaged", f"{name} is not a CSV file: {error}") from error
+    table = read_rows(name, content, _TITLES, ("path", "label"), expected, errors="surrogateescape")
     has_suspects = {"suggested", "score"} <= set(table.columns)
     allowed = {*Edit._fields, *(("suggested", "score", _CHANCE) if has_suspects else ())}
     # Another kind of list may have columns such as split or prediction, without which its labels would be wrong.
@@ -318,13 +312,8 @@ def read_suspects(file: str | Path) -> list[Suspect]:
         VitkitError: the file is not such a list; the message names the line.
     """
     known = {name: name for name in (*COLUMNS, _CHANCE)}
-    with Path(file).open("rb") as data:
-        refuse_encoding(str(file), data.read(64))
-    try:
-        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=open_regular) as text:
-            table = read_rows(str(file), text, known, COLUMNS, f"{' and '.join(COLUMNS)}, each once")
-    except csv.Error as error:
-        raise VitkitError("data.csv-damaged", f"{file} is not a CSV file: {error}") from error
+    expected = f"{' and '.join(COLUMNS)}, each once"
+    table = read_rows(str(file), read_bytes(file), known, COLUMNS, expected, errors="surrogateescape")
     suspects = []
     for line, cells in table.rows:
         path, label, suggested, score = (restored(cells.get(name, "")) for name in COLUMNS)
@@ -430,7 +419,14 @@ class CsvRows:
     rows: tuple[tuple[int, dict[str, str]], ...]  # not empty: the number of the first line, and the cells by column
 
 
-def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequence[str], expected: str) -> CsvRows:
+def read_rows(
+    name: str,
+    content: bytes,
+    known: Mapping[str, str],
+    needed: Sequence[str],
+    expected: str,
+    errors: Literal["strict", "surrogateescape"] = "strict",
+) -> CsvRows:
     """Read the rows of a CSV file.
 
     The delimiter is the most frequent of comma, semicolon and tab in the header. Spreadsheets may leave columns
@@ -438,36 +434,50 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
 
     Args:
         name: the name of the file, for messages.
-        text: the text of the file.
+        content: the bytes of the file, in UTF-8.
         known: a mapping from titles in lower case to standard column names. Other columns keep their titles as names.
         needed: columns that the file must have; the first of them contains paths.
         expected: text for an error message that names the columns.
+        errors: what happens to bytes that are not UTF-8: `strict` refuses them, `surrogateescape` keeps them.
 
     Raises:
-        VitkitError: a column is missing or occurs twice, a quote is not closed, or a row has too many cells; the
-            message names the line.
+        VitkitError: the file is not in UTF-8, a column is missing or occurs twice, a quote is not closed, or a row has
+            too many cells; the message names the line.
     """
-    header = text.readline()
-    delimiter = max(",;\t", key=header.count)
-    all_titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
+    # Spreadsheets save "Unicode text" in UTF-16. ASCII characters have one zero byte of two in it, and three of four in
+    # UTF-32.
+    head = content[:64]
+    is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
+    if is_wide or head.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * head.count(b"\0") > len(head):
+        raise VitkitError(
+            "data.csv-encoding",
+            f"{name} is not a CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8",
+        )
+    # Spreadsheets write a byte order mark.
+    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors=errors, newline="")
+    line, lines = 1, list[tuple[int, list[str]]]()
+    try:
+        header = text.readline()
+        delimiter = max(",;\t", key=header.count)
+        all_titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
+        reader, line = csv.reader(text, delimiter=delimiter, strict=True), 2
+        for cells in reader:
+            if any(cells):
+                lines.append((line, cells))
+            line = reader.line_num + 2
+    except UnicodeDecodeError as error:
+        raise VitkitError("data.csv-damaged", f"{name} is not a CSV file in UTF-8: {error}") from error
+    except csv.Error as error:
+        raise VitkitError(
+            "data.csv-damaged",
+            f"{name} is not a CSV file from line {line} on: {error}; is there a quote too many, or one not closed?",
+        ) from error
     titles = list(all_titles)
     while titles and not titles[-1]:
         titles.pop()
     columns = [known.get(title.lower(), title) for title in titles]
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
         raise VitkitError("data.columns-missing", f"{name} needs the columns {expected}; it has: {header.strip():.200}")
-    lines: list[tuple[int, list[str]]] = []
-    reader, line = csv.reader(text, delimiter=delimiter, strict=True), 2
-    try:
-        for cells in reader:
-            if any(cells):
-                lines.append((line, cells))
-            line = reader.line_num + 2
-    except csv.Error as error:
-        raise VitkitError(
-            "data.csv-damaged",
-            f"{name} is not a CSV file from line {line} on: {error}; is there a quote too many, or one not closed?",
-        ) from error
     # If a quote is not closed, the rows below it become part of its cell: look for cells with lines that are rows.
     for line, cells in lines:
         if "\n" not in (joined := "".join(cells)) and "\r" not in joined:
@@ -495,15 +505,3 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
             )
     rows = tuple((line, dict(zip(columns, row, strict=False))) for line, row in lines)
     return CsvRows(tuple(titles), tuple(columns), rows)
-
-
-def refuse_encoding(name: str, data: bytes) -> None:
-    """Raise VitkitError if a file begins with UTF-16 or UTF-32, which spreadsheets save as "Unicode text"."""
-    head = data[:64]
-    # ASCII characters have one zero byte of two in UTF-16, and three of four in UTF-32.
-    is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
-    if is_wide or head.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * head.count(b"\0") > len(head):
-        raise VitkitError(
-            "data.csv-encoding",
-            f"{name} is not a CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8",
-        )

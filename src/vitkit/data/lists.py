@@ -7,16 +7,15 @@ classes in another way than by `;`, are refused. The table of a list names every
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitkit.data.labels import TITLES, CsvRows, read_rows, refuse_encoding
+from vitkit.data.labels import TITLES, CsvRows, read_rows
 from vitkit.data.layout import LayoutName, split_of_folder
 from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, ImageTable, refuse_lookalikes
 from vitkit.errors import VitkitError
-from vitkit.system.files import open_regular
+from vitkit.system.files import read_bytes
 from vitkit.text.cells import JOINT, listed, plural, restored
 
 _EXPECTED = "path and label, each once (and may have split and group), or path and a column of 0 and 1 for each class"
@@ -87,15 +86,10 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
 
 def _read_rows(name: str, file: Path) -> CsvRows:
     try:
-        with open(file, "rb", opener=open_regular) as data:
-            refuse_encoding(name, data.read(64))
-        # Spreadsheets write a byte order mark.
-        with open(file, encoding="utf-8-sig", newline="", opener=open_regular) as text:
-            rows = read_rows(name, text, TITLES | {"split": "split"}, ("path",), _EXPECTED)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise VitkitError("data.csv-damaged", f"{name} is not a CSV file in UTF-8: {error}") from error
+        content = read_bytes(file)
     except OSError as error:
         raise VitkitError("data.list-unreadable", f"{name} cannot be read: {error.strerror or error}") from error
+    rows = read_rows(name, content, TITLES | {"split": "split"}, ("path",), _EXPECTED)
     if {"confidence", "error"} <= set(rows.columns):
         raise VitkitError(
             "data.list-of-predictions",

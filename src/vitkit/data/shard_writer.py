@@ -23,8 +23,8 @@ import os
 import tarfile
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -205,23 +205,14 @@ def _padded(length: int, unit: int = _BLOCK) -> int:
 
 def _write_all(plan: _ShardPlan, folder: Path) -> ShardIndex:
     """Write the shards that do not exist yet, several at a time. Return the index of all shards of the plan."""
-    written = array("q", [0] * len(plan.shards))  # bytes of each shard
-    total = sum(shard.size for shard in plan.shards)
+    total, written = sum(shard.size for shard in plan.shards), 0  # bytes
     is_stopped = Event()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        jobs = [
-            pool.submit(
-                _write_if_missing, plan, shard, folder / shard.name, partial(written.__setitem__, i), is_stopped
-            )
-            for i, shard in enumerate(plan.shards)
-        ]
+        jobs = [pool.submit(_write_if_missing, plan, shard, folder / shard.name, is_stopped) for shard in plan.shards]
         try:
-            waiting: set[Future[tuple[Shard, list[int]]]] = set(jobs)
-            while waiting:
-                finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
-                for job in finished:
-                    job.result()  # raises the error of a job that failed
-                progress("writing shards (MB)", sum(written) // 10**6, total // 10**6)
+            for job in as_completed(jobs):
+                written += job.result()[0].size  # raises the error of a job that failed
+                progress("writing shards (MB)", written // 10**6, total // 10**6)
         except BaseException:
             is_stopped.set()
             pool.shutdown(cancel_futures=True)
@@ -249,13 +240,8 @@ def _write_all(plan: _ShardPlan, folder: Path) -> ShardIndex:
     )
 
 
-def _write_if_missing(
-    plan: _ShardPlan, shard: _PlannedShard, path: Path, report: Callable[[int], None], is_stopped: Event
-) -> tuple[Shard, list[int]]:
-    """Write a shard, unless an earlier call has. Return it, with the CRC-32 of each of its images.
-
-    `report` receives the number of bytes that have been written so far.
-    """
+def _write_if_missing(plan: _ShardPlan, shard: _PlannedShard, path: Path, is_stopped: Event) -> tuple[Shard, list[int]]:
+    """Write a shard, unless an earlier call has. Return it, with the CRC-32 of each of its images."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         checksums = []
         for member in shard.members:
@@ -268,7 +254,6 @@ def _write_if_missing(
             file.seek(0)
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             if file.tell() == shard.size:
-                report(shard.size)
                 return Shard(shard.name, shard.size, sha256, shard.split), checksums
     digest, checksums = hashlib.sha256(), []
     with replacing(path) as temporary, temporary.open("wb") as file:
@@ -301,9 +286,7 @@ def _write_if_missing(
             for name, content in member.files:
                 add_file(name, content)
             checksums.append(zlib.crc32(data))
-            report(member.end)
         end = bytes(shard.size - shard.members[-1].end)
         file.write(end)
         digest.update(end)
-    report(shard.size)
     return Shard(shard.name, shard.size, digest.hexdigest(), shard.split), checksums

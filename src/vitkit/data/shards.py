@@ -293,11 +293,12 @@ _REMOTE_FOLDERS: set[str] = set()  # addresses that contain shards; servers are 
 # --- The source ---------------------------------------------------------------------------------------------------
 
 
-MARKS = (INDEX, UNFINISHED, "shard-00000.tar")  # a local folder counts even if its index is missing
-
-
-def has_shards(address: str) -> bool:
-    """Return whether an address contains shards."""
+def is_shard_folder(path: Path) -> bool:
+    """Return whether a folder or address contains shards. A local folder may have lost its index."""
+    address = address_of(path)
+    if address is None:
+        marks = (INDEX, UNFINISHED, "shard-00000.tar")
+        return os.path.isdir(path) and any((path / name).is_file() for name in marks)  # noqa: PTH112  # a Path takes three times as long
     return not any(address.startswith(f"{folder}/") for folder in _REMOTE_FOLDERS) and _has_index(address)
 
 

@@ -17,7 +17,7 @@ from vitkit.data.file_names import is_passed_over
 from vitkit.data.layout import LayoutName, read_folder_tree, read_layout, table_of_layout
 from vitkit.data.lists import read_list
 from vitkit.data.named import DATASETS
-from vitkit.data.storage import FOLDER_STORAGES, STORAGES, SearchLog, Storage, StorageSigns, entries_in, images_below
+from vitkit.data.storage import FOLDER_STORAGES, STORAGES, SearchLog, Storage, entries_in, images_below
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
 from vitkit.data.table import ImageTable, unlabelled_table
 from vitkit.errors import VitkitError
@@ -30,7 +30,7 @@ from vitkit.system.files import address_of
 class SourceKind:
     """A kind of source: one way to store labelled images.
 
-    A kind with neither suffixes nor marks covers all folders that are of no other kind.
+    A kind with neither suffixes nor `is_at` covers all folders that are of no other kind.
     """
 
     name: str
@@ -40,7 +40,7 @@ class SourceKind:
     read: Callable[..., ImageTable]
     suffixes: tuple[str, ...] = ()  # of files, in lower case
     has_layout: bool = False  # whether it contains folders that may be classes or splits (`--layout`)
-    marks: StorageSigns | None = None  # the files by which a folder of this kind is recognised
+    is_at: Callable[[Path], bool] | None = None  # recognises folders and addresses of this kind
     storage: Callable[[Path], Storage] | None = None  # opens it as a storage; None if each image is a separate file
     # A function (name, path) that reads all images as one class; None if images of this kind always have labels.
     read_unlabelled: Callable[..., ImageTable] | None = None
@@ -57,12 +57,12 @@ def register(kind: SourceKind) -> None:
     SOURCE_KINDS[kind.name] = kind
     if kind.storage is not None:
         STORAGES.update(dict.fromkeys(kind.suffixes, kind.storage))
-        if kind.marks is not None:
-            FOLDER_STORAGES.append((kind.marks, kind.storage))
+        if kind.is_at is not None:
+            FOLDER_STORAGES.append((kind.is_at, kind.storage))
 
 
 def _suffixes(kind: SourceKind) -> tuple[str, ...]:  # those of the kind that covers folders are ("",)
-    return kind.suffixes or (() if kind.marks is not None else ("",))
+    return kind.suffixes or (() if kind.is_at is not None else ("",))
 
 
 def kind_of_file(path: str | Path) -> SourceKind | None:
@@ -74,7 +74,7 @@ def kind_of_file(path: str | Path) -> SourceKind | None:
 def kind_of(path: Path) -> SourceKind | None:
     """Return the kind of a folder, file or address; None if it does not exist or the file's suffix is unknown."""
     for kind in SOURCE_KINDS.values():
-        if kind.marks is not None and kind.marks.match(path):
+        if kind.is_at is not None and kind.is_at(path):
             return kind
     if not path.is_dir():
         return kind_of_file(path) if path.exists() else None
@@ -253,7 +253,7 @@ for _row in (
         "folder of shards",
         "a folder of shards",
         shards.read_shards,
-        marks=StorageSigns(shards.MARKS, shards.has_shards),
+        is_at=shards.is_shard_folder,
         storage=shards.ShardFolder,
         read_unlabelled=shards.read_unlabelled_shards,
     ),

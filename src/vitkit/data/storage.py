@@ -24,7 +24,6 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.errors import VitkitError
-from vitkit.system.files import address_of
 from vitkit.text.cells import listed, plural
 
 
@@ -94,22 +93,8 @@ Opener = Callable[[Path], Storage]
 STORAGES: dict[str, Opener] = {}  # by the suffix of their files; `data.sources` registers them
 
 
-@dataclass(frozen=True)
-class StorageSigns:
-    """The signs by which a folder or an address is recognised as a certain kind of storage."""
-
-    files: tuple[str, ...]  # a local folder is of this kind if it contains one of these files
-    is_at: Callable[[str], bool] | None = None  # returns whether an address is of this kind; None if no address is
-
-    def match(self, path: Path) -> bool:
-        """Return whether a folder or address is of this kind. Raise VitkitError if a server does not answer."""
-        address = address_of(path)
-        if address is None:
-            return os.path.isdir(path) and any((path / name).is_file() for name in self.files)  # noqa: PTH112  # see `image_exists`
-        return self.is_at is not None and self.is_at(address)
-
-
-FOLDER_STORAGES: list[tuple[StorageSigns, Opener]] = []  # `data.sources` registers them, too
+# How a folder or an address of a kind of storage is recognised, and opened. `data.sources` registers them, too.
+FOLDER_STORAGES: list[tuple[Callable[[Path], bool], Opener]] = []
 
 
 def storage_at(path: Path) -> Storage | None:
@@ -121,7 +106,7 @@ def storage_at(path: Path) -> Storage | None:
     opener = STORAGES.get(path.suffix.lower())
     if opener is not None and os.path.isfile(path):  # noqa: PTH113  # see `image_exists`
         return opener(path)
-    return next((open_folder(path) for signs, open_folder in FOLDER_STORAGES if signs.match(path)), None)
+    return next((open_folder(path) for is_of_kind, open_folder in FOLDER_STORAGES if is_of_kind(path)), None)
 
 
 def open_place(place: str | Place) -> BinaryIO:

@@ -215,11 +215,6 @@ class Survey:
         content = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
-    def returns_tensors(self) -> bool:
-        """Return whether the validation images are tensors, or the training images if there are none."""
-        name = "val" if "val" in self.table.splits else "train"
-        return any(name == dataset_name for dataset_name, _ in self.shapes)
-
 
 def survey(datasets: Datasets) -> Survey:
     """Read all images of the datasets once, because labels can be read only together with the images.

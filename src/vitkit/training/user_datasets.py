@@ -129,10 +129,11 @@ class _DatasetRun:
                     "data.tensor-shape",
                     f"{where} is a tensor of shape {shape}, but the model expects {expected}: resize it",
                 )
+        evaluated = "val" if "val" in table.splits else "train"
         if given_preprocess is not None:
             self.preprocess = preprocess_of(given_preprocess, model_preprocess)
             reasons.append(f"files are preprocessed as you specified: {described(self.preprocess.to_dict())}")
-        elif self.survey.returns_tensors():
+        elif any(name == evaluated for name, _ in self.survey.shapes):  # its images are tensors
             self.preprocess = replace(model_preprocess, unknown="it was trained on tensors")
             reasons.append("note: the model cannot read files: state how the tensors were made with preprocess=")
         else:
