@@ -444,15 +444,7 @@ def read_rows(
         VitkitError: the file is not in UTF-8, a column is missing or occurs twice, a quote is not closed, or a row has
             too many cells; the message names the line.
     """
-    # Spreadsheets save "Unicode text" in UTF-16. ASCII characters have one zero byte of two in it, and three of four in
-    # UTF-32.
-    head = content[:64]
-    is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
-    if is_wide or head.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * head.count(b"\0") > len(head):
-        raise VitkitError(
-            "data.csv-encoding",
-            f"{name} is not a CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8",
-        )
+    refuse_encoding(name, content)
     # Spreadsheets write a byte order mark.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors=errors, newline="")
     line, lines = 1, list[tuple[int, list[str]]]()
@@ -505,3 +497,15 @@ def read_rows(
             )
     rows = tuple((line, dict(zip(columns, row, strict=False))) for line, row in lines)
     return CsvRows(tuple(titles), tuple(columns), rows)
+
+
+def refuse_encoding(name: str, data: bytes) -> None:
+    """Raise VitkitError if a file begins with UTF-16 or UTF-32, which spreadsheets save as "Unicode text"."""
+    head = data[:64]
+    # ASCII characters have one zero byte of two in UTF-16, and three of four in UTF-32.
+    is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
+    if is_wide or head.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * head.count(b"\0") > len(head):
+        raise VitkitError(
+            "data.csv-encoding",
+            f"{name} is not a CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8",
+        )
