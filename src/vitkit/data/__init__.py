@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vitkit.data.loading import BatchSampler, BatchedImages, EpochSampler, EvaluationImages as EvaluationImages
     from vitkit.data.loading import ImageData, TrainingImages as TrainingImages, apply_seeded, mix_seeds
     from vitkit.data.loading import report_lost_workers_once
-    from vitkit.data.named import DATASETS, DataSet, Torchvision, folder_names, materialise, write_digits
+    from vitkit.data.named import DATASETS, DataSet, Torchvision, materialise, write_digits
     from vitkit.data.picture import MAX_PIXELS, Samples
     from vitkit.data.preprocess import CLIP_MEAN, HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess, Views
     from vitkit.data.seen import ROLES, PictureRecord, decode_record, encode_record, find_overlap, make_record

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -77,21 +76,10 @@ class Torchvision:
 
         for split, arguments in self.splits.items():
             data = getattr(datasets, self.kind)(raw, download=True, **arguments, **self.options)
-            names = folder_names(self.names(data))
+            # Names of folders that are valid on every file system.
+            names = [re.sub(r'[<>:"/\\|?*\x00-\x1f]+', "-", name).strip(" .-") for name in self.names(data)]
             for position, (image, label) in enumerate(self.samples(data)):
                 _write_image(image, folder / split / names[int(label)], f"{position:05d}.png")
-
-
-def folder_names(classes: Iterable[str]) -> list[str]:
-    """Convert class names to folder names that are valid and distinct on every file system."""
-    names: list[str] = []
-    taken = set[str]()  # in lower case
-    for name in classes:
-        valid = re.sub(r'[<>:"/\\|?*\x00-\x1f]+', "-", name).strip(" .-") or "_"
-        candidates = chain([valid], (f"{valid} ({number})" for number in count(2)))
-        names.append(next(candidate for candidate in candidates if candidate.lower() not in taken))
-        taken.add(names[-1].lower())
-    return names
 
 
 def _write_image(image: Path | str | Image.Image, folder: Path, name: str = "") -> None:
