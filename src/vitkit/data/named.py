@@ -198,6 +198,14 @@ _ENTRIES = (
 DATASETS = {entry.name: entry for entry in _ENTRIES}
 """Data sets that have a name."""
 
+
+def register(entry: DataSet) -> None:
+    """Add a data set, whose name can then be used as a source. Raise ValueError if the name is taken."""
+    if entry.name in DATASETS:
+        raise ValueError(f"there is a data set {entry.name!r} already")
+    DATASETS[entry.name] = entry
+
+
 _TIMEOUT = 30.0  # seconds without a byte; torchvision itself has no timeout
 _DOWNLOAD_ERRORS = (
     *(OSError, RuntimeError, EOFError, http.client.HTTPException),
