@@ -16,7 +16,7 @@ import os
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.layout import Folder, LayoutName, read_layout, table_of_layout
 from vitkit.data.storage import SearchLog, UnreadableImageError
-from vitkit.data.table import ImageTable, unlabelled_table
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural
 
@@ -352,21 +352,7 @@ def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> Ima
     return replace(table, storage=Archive(path), overlooked=tree.lines())
 
 
-def read_unlabelled_archive(name: str, path: Path) -> ImageTable:
-    """Return all images of an archive as a table of one class without splits."""
-    path = path.resolve()
-    overlooked = SearchLog()
+def find_all_images(path: Path, overlooked: SearchLog) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the keys of all images in an archive, and lines about what was left out."""
     tree = _Tree(path, overlooked)
-    keys = tree.images_below(path)
-    if not keys:
-        raise VitkitError("data.images-missing", "; ".join([f"no images in {name}", *tree.lines()]))
-    return unlabelled_table(
-        name,
-        path,
-        keys,
-        ignored=dict(overlooked.ignored),
-        folders=(path,),
-        layout="pictures without labels: all in the archive",
-        overlooked=tree.lines(),
-        storage=Archive(path),
-    )
+    return tree.images_below(path), tree.lines()

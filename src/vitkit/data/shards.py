@@ -23,8 +23,8 @@ from typing import Any, BinaryIO
 from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.layout import LayoutName
 from vitkit.data.remote import cached_shard, read_file, read_part
-from vitkit.data.storage import UnreadableImageError, entries_in
-from vitkit.data.table import TASKS, EarlierLabel, ImageTable, TaskName, unlabelled_table
+from vitkit.data.storage import SearchLog, UnreadableImageError, entries_in
+from vitkit.data.table import TASKS, EarlierLabel, ImageTable, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, path_or_address, read_bytes
 from vitkit.text.cells import listed, plural
@@ -347,15 +347,7 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
     )
 
 
-def read_unlabelled_shards(name: str, path: Path) -> ImageTable:
-    """Return all images of a folder of shards as a table of one class without splits."""
-    table = read_shards(name, path)
-    return unlabelled_table(
-        name,
-        table.root,
-        table.paths,
-        folders=table.folders,
-        layout="pictures without labels: all in the shards",
-        overlooked=table.overlooked,
-        storage=table.storage,
-    )
+def find_all_images(path: Path, _: SearchLog) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the keys of all images in a folder of shards, and lines about what was left out."""
+    table = read_shards(str(path), path)
+    return table.paths, table.overlooked

@@ -7,7 +7,7 @@ lists the kinds of sources, and the module `named` lists the named data sets. Cl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from vitkit.data.lists import read_list
 from vitkit.data.named import DATASETS
 from vitkit.data.storage import FOLDER_STORAGES, STORAGES, SearchLog, Storage, entries_in, images_below
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
-from vitkit.data.table import ImageTable, unlabelled_table
+from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of
 
@@ -42,8 +42,8 @@ class SourceKind:
     has_layout: bool = False  # whether it contains folders that may be classes or splits (`--layout`)
     is_at: Callable[[Path], bool] | None = None  # recognises folders and addresses of this kind
     storage: Callable[[Path], Storage] | None = None  # opens it as a storage; None if each image is a separate file
-    # A function (name, path) that reads all images as one class; None if images of this kind always have labels.
-    read_unlabelled: Callable[..., ImageTable] | None = None
+    # Returns the keys of all images, and lines about what was left out; None if images of this kind always have labels.
+    find_all_images: Callable[[Path, SearchLog], tuple[Sequence[str], Sequence[str]]] | None = None
 
 
 SOURCE_KINDS: dict[str, SourceKind] = {}
@@ -197,38 +197,41 @@ def read_unlabelled(data: str | Path, *, follow_links: bool = False) -> ImageTab
 
         root = named.materialise(str(data))
     kind = kind_of(root)
-    if kind is None or kind.read_unlabelled is None:
+    if kind is None or kind.find_all_images is None:
         raise VitkitError("data.source-missing", f"no such folder or archive of pictures: {data}")
-    return kind.read_unlabelled(str(data), root, **_link_arguments(kind, data, follow_links=follow_links))
-
-
-def read_unlabelled_folder(name: str, root: Path, *, follow_links: bool = False) -> ImageTable:
-    overlooked = SearchLog(follow_links=follow_links)
-    paths = images_below(root, overlooked)
-    if not paths:
-        notes = "".join(f"; {line}" for line in overlooked.lines(root))
-        raise VitkitError("data.images-missing", f"no images below {name}{notes}")
-    return unlabelled_table(
-        name,
-        root.resolve(),
-        paths,
+    _link_arguments(kind, data, follow_links=follow_links)
+    is_local, overlooked = address_of(root) is None, SearchLog(follow_links=follow_links)
+    root = root.resolve() if is_local else root
+    keys, lines = kind.find_all_images(root, overlooked)
+    if not keys:
+        raise VitkitError("data.images-missing", "; ".join([f"no images below {data}", *lines]))
+    return ImageTable(
+        name=str(data),
+        root=root,
+        classes=(UNLABELLED,),
+        paths=tuple(keys),
+        labels=(0,) * len(keys),
+        splits=(None,) * len(keys),
         ignored=dict(overlooked.ignored),
-        folders=(root.resolve(),),
+        folders=(root,) if is_local else (),
         layout="pictures without labels: all subfolders are included",
-        overlooked=tuple(overlooked.lines(root)),
+        overlooked=tuple(lines),
+        storage=None if kind.storage is None else kind.storage(root),
     )
+
+
+def find_images_in_folder(root: Path, overlooked: SearchLog) -> tuple[Sequence[str], Sequence[str]]:
+    return images_below(root, overlooked), overlooked.lines(root)
 
 
 def has_no_folders(data: str | Path, *, follow_links: bool = False) -> bool:
     """Return whether a folder or archive contains images, none of them in a subfolder."""
     root = Path(data)
     kind = kind_of(root)
-    if kind is None or kind.read_unlabelled is None:
+    if kind is None or kind.find_all_images is None:
         return False
-    if kind.storage is None:
-        paths = images_below(root, SearchLog(follow_links=follow_links))
-        return bool(paths) and not any("/" in path for path in paths)
-    return not any("/" in key for key in kind.read_unlabelled(str(data), root).paths)
+    keys, _ = kind.find_all_images(root, SearchLog(follow_links=follow_links))
+    return bool(keys) and not any("/" in key for key in keys)
 
 
 for _row in (
@@ -237,7 +240,7 @@ for _row in (
         "a folder with one sub-folder of images per class",
         read_folders,
         has_layout=True,
-        read_unlabelled=read_unlabelled_folder,
+        find_all_images=find_images_in_folder,
     ),
     SourceKind("list", "a CSV", read_list, (".csv", ".tsv")),
     SourceKind(
@@ -247,7 +250,7 @@ for _row in (
         archive.SUFFIXES,
         has_layout=True,
         storage=archive.Archive,
-        read_unlabelled=archive.read_unlabelled_archive,
+        find_all_images=archive.find_all_images,
     ),
     SourceKind(
         "folder of shards",
@@ -255,7 +258,7 @@ for _row in (
         shards.read_shards,
         is_at=shards.is_shard_folder,
         storage=shards.ShardFolder,
-        read_unlabelled=shards.read_unlabelled_shards,
+        find_all_images=shards.find_all_images,
     ),
 ):
     register(_row)

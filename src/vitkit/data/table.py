@@ -166,11 +166,6 @@ def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None
     )
 
 
-def unlabelled_table(name: str, root: Path, keys: Sequence[str], **fields: Any) -> ImageTable:
-    """Build a table of images without labels and splits. `fields` are further fields of `ImageTable`."""
-    return ImageTable(name, root, (UNLABELLED,), tuple(keys), (0,) * len(keys), (None,) * len(keys), **fields)
-
-
 def refuse_lookalikes(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
     """Raise VitkitError if two class names differ but look the same; the message names a row with the second one."""
     if (lookalikes := find_lookalikes(classes)) is not None:
