@@ -209,7 +209,7 @@ def _parse(name: str, content: bytes) -> LabelFile:
     # File names on Linux need not be UTF-8, and keep their bytes. `_parse_row` refuses labels that are not UTF-8.
     table = read_rows(name, content, _TITLES, ("path", "label"), expected, errors="surrogateescape")
     has_suspects = {"suggested", "score"} <= set(table.columns)
-    allowed = {*Edit._fields, *(("suggested", "score", _CHANCE) if has_suspects else ())}
+    allowed = {*Edit._fields, *(("suggested", "score", "chance") if has_suspects else ())}
     # Another kind of list may have columns such as split or prediction, without which its labels would be wrong.
     if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
         raise VitkitError(
@@ -281,8 +281,7 @@ def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]
     return renamed
 
 
-COLUMNS = ("path", "label", "suggested", "score")
-_CHANCE = "chance"  # a column that older lists do not have
+COLUMNS = ("path", "label", "suggested", "score", "chance")
 
 
 class Suspect(NamedTuple):
@@ -292,7 +291,7 @@ class Suspect(NamedTuple):
     label: str  # the suspected label, or the correct label if a user has entered it in its place
     suggested: str  # the class that the model suggests instead
     score: str  # the probability of the suggested class minus that of the label, as text from the file
-    chance: float | None = None  # the probability that the label is correct; None in older lists
+    chance: float  # the probability that the label is correct
 
 
 def is_list_of_suspects(file: str | Path) -> bool:
@@ -311,33 +310,25 @@ def read_suspects(file: str | Path) -> list[Suspect]:
     Raises:
         VitkitError: the file is not such a list; the message names the line.
     """
-    known = {name: name for name in (*COLUMNS, _CHANCE)}
-    expected = f"{' and '.join(COLUMNS)}, each once"
+    known, expected = {name: name for name in COLUMNS}, f"{' and '.join(COLUMNS)}, each once"
     table = read_rows(str(file), read_bytes(file), known, COLUMNS, expected, errors="surrogateescape")
     suspects = []
     for line, cells in table.rows:
-        path, label, suggested, score = (restored(cells.get(name, "")) for name in COLUMNS)
-        cell = cells.get(_CHANCE)
+        path, label, suggested, score, cell = (restored(cells.get(name, "")) for name in COLUMNS)
         try:
-            chance = None if cell is None else float(cell)
+            chance = float(cell)
         except ValueError:
             chance = -1.0  # no number is as wrong as a number below 0
-        if chance is not None and not 0 <= chance <= 1:
+        if not 0 <= chance <= 1:
             raise VitkitError("data.chance-invalid", f"{file}, line {line}: chance must be from 0 to 1, not {cell!r}")
         suspects.append(Suspect(path, label, suggested, score, chance))
     return suspects
 
 
-def expected_correct_labels(suspects: Sequence[Suspect]) -> float | None:
-    """Return the expected number of correct labels among the suspects; None if a suspect has no `chance`."""
-    chances = [suspect.chance for suspect in suspects if suspect.chance is not None]
-    return sum(chances) if len(chances) == len(suspects) else None
-
-
 def chance_in_words(suspects: Sequence[Suspect]) -> str:
-    """Return a phrase with `expected_correct_labels`, starting with a semicolon; "" if this number is unknown."""
-    expected = expected_correct_labels(suspects)
-    return f"; {false_alarms_in_words(len(suspects), expected)}" if suspects and expected is not None else ""
+    """Return a phrase with the expected number of correct labels, starting with a semicolon; "" without suspects."""
+    expected = sum(suspect.chance for suspect in suspects)
+    return f"; {false_alarms_in_words(len(suspects), expected)}" if suspects else ""
 
 
 def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
