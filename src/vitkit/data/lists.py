@@ -21,6 +21,7 @@ from vitkit.text.cells import JOINT, listed, plural, restored
 _EXPECTED = "path and label, each once (and may have split and group), or path and a column of 0 and 1 for each class"
 _GROUP_TITLES = ("group", "groups", "groupid", "patient", "patientid", "subjectid", "caseid", "lesionid")  # best first
 _YES_NO = frozenset(("1", "1.0", "true", "t", "yes", "y", "0", "0.0", "false", "f", "no", "n", ""))
+_MAX_WORDS = 50  # a column with more different words does not tell the splits
 _NO_LABEL_WORDS = frozenset(("nan", "na", "n/a", "null", "none", "-1", "-", "?", "unlabeled", "unlabelled"))
 _MARKS = ("|", ",", "/", "+", "&", ":", " and ", "_and_", "\t", "\n", "、", "~", " ", "-", "_")
 
@@ -108,15 +109,16 @@ def _cell(cells: Mapping[str, str], column: str) -> str:
 def _read_splits(name: str, rows: CsvRows) -> list[str | None]:
     """Return the splits in the column split; without one, refuse a column that seems to tell the splits."""
     if "split" not in rows.columns:
-        for column in rows.columns:
+        for column in [title for title in rows.columns if title not in ("path", "label")]:
             words = {_cell(cells, column) for _, cells in rows.rows} - {""}
+            if not 0 < len(words) < _MAX_WORDS:
+                continue
             splits_in_cells = {found[0] for word in words if (found := split_of_folder(word)) and not found[1]}
             has_title = "split" in column.lower() or column.lower() in ("subset", "partition", "usage")
             in_title = split_of_folder(column)  # such as train and the word `is`, in is_train
             is_flag = in_title is not None and {"is", "in", "for", "used"}.issuperset(in_title[1])
             is_flag = is_flag and _YES_NO.issuperset(word.lower() for word in words)
-            may_be_split = has_title or is_flag or len(splits_in_cells) > 1
-            if may_be_split and words and column not in ("path", "label"):
+            if has_title or is_flag or len(splits_in_cells) > 1:
                 raise VitkitError(
                     "data.column-ambiguous",
                     f"{name}: the column {column!r} may tell the splits: write train, val or test into a column called "

@@ -26,7 +26,7 @@ from vitkit.data.file_facts import LEAST_SIDE, THUMBNAIL, Facts
 from vitkit.data.loading import Images, apply_seeded
 from vitkit.data.picture import flattened
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.table import ImageTable, check_names, find_lookalikes
+from vitkit.data.table import ImageTable, check_names, refuse_lookalikes
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import progress
 
@@ -99,12 +99,7 @@ class Datasets:
             raise VitkitError(
                 "data.class-names-invalid", f"class_names must be two or more different names, not {list(names)}"
             )
-        if (lookalikes := find_lookalikes(names)) is not None:
-            raise VitkitError(
-                "data.classes-alike",
-                f"class_names: {lookalikes[0]!r} and {lookalikes[1]!r} look the same, and differ in {lookalikes[2]}: "
-                "rename one",
-            )
+        refuse_lookalikes("class_names", names)
         check_names(names)
         return names
 
