@@ -256,15 +256,7 @@ def _write_if_missing(plan: _ShardPlan, shard: _PlannedShard, path: Path, is_sto
             if file.tell() == shard.size:
                 return Shard(shard.name, shard.size, sha256, shard.split), checksums
     digest, checksums = hashlib.sha256(), []
-    with replacing(path) as temporary, temporary.open("wb") as file:
-
-        def add_file(name: str, data: bytes) -> None:
-            header = tarfile.TarInfo(name)  # with fixed times, owner and mode
-            header.size = len(data)
-            for part in (header.tobuf(tarfile.USTAR_FORMAT), data, bytes(-len(data) % _BLOCK)):
-                file.write(part)
-                digest.update(part)
-
+    with replacing(path) as temporary, temporary.open("wb") as output:
         for member in shard.members:
             if is_stopped.is_set():
                 # Not shown: the error of another thread, which stopped this one, is reported.
@@ -282,11 +274,15 @@ def _write_if_missing(plan: _ShardPlan, shard: _PlannedShard, path: Path, is_sto
                 raise VitkitError(
                     "data.image-changed", f"{place} has changed since it was examined: repeat the command"
                 )
-            add_file(f"{member.number:08}{PurePosixPath(plan.table.paths[member.row]).suffix.lower()}", data)
-            for name, content in member.files:
-                add_file(name, content)
+            suffix = PurePosixPath(plan.table.paths[member.row]).suffix.lower()
+            for name, content in ((f"{member.number:08}{suffix}", data), *member.files):
+                header = tarfile.TarInfo(name)  # with fixed times, owner and mode
+                header.size = len(content)
+                for part in (header.tobuf(tarfile.USTAR_FORMAT), content, bytes(-len(content) % _BLOCK)):
+                    output.write(part)
+                    digest.update(part)
             checksums.append(zlib.crc32(data))
         end = bytes(shard.size - shard.members[-1].end)
-        file.write(end)
+        output.write(end)
         digest.update(end)
     return Shard(shard.name, shard.size, digest.hexdigest(), shard.split), checksums
