@@ -174,7 +174,7 @@ def refuse_lookalikes(name: str, classes: Sequence[str], rows: Iterable[Row] = (
         if first == second:
             continue
         # Names that consist of the same characters differ in their spaces.
-        differ = [c for c in first + second if (c in first) != (c in second)] or [" "]
+        differ = [c for c in second + first if (c in first) != (c in second)] or [" "]
         # Describe the character that is hardest to see.
         differ.sort(key=lambda c: (not _INVISIBLE.match(c), not c.isspace(), not unicodedata.combining(c)))
         code = ord(differ[0])
