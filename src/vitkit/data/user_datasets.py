@@ -210,6 +210,16 @@ class Survey:
         content = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
+    def check(self, preprocess: Preprocess) -> None:
+        """Raise VitkitError if the shape of a tensor differs from the model's input; the message names the tensor."""
+        expected = (len(preprocess.mean), *preprocess.size)
+        for (_, shape), where in self.shapes.items():
+            if shape != expected:
+                raise VitkitError(
+                    "data.tensor-shape",
+                    f"{where} is a tensor of shape {shape}, but the model expects {expected}: resize it",
+                )
+
 
 def survey(datasets: Datasets) -> Survey:
     """Read all images of the datasets once, because labels can be read only together with the images.

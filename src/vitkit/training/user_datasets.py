@@ -122,13 +122,7 @@ class _DatasetRun:
         run.blueprint, model_reasons = resolve_model(recipe, requested.set_fields(), table)
         reasons += model_reasons
         model_preprocess = run.blueprint.preprocess
-        expected = (len(model_preprocess.mean), *model_preprocess.size)
-        for (_, shape), where in self.survey.shapes.items():
-            if shape != expected:
-                raise VitkitError(
-                    "data.tensor-shape",
-                    f"{where} is a tensor of shape {shape}, but the model expects {expected}: resize it",
-                )
+        self.survey.check(model_preprocess)
         evaluated = "val" if "val" in table.splits else "train"
         if given_preprocess is not None:
             self.preprocess = preprocess_of(given_preprocess, model_preprocess)
