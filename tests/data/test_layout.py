@@ -59,7 +59,6 @@ IN_SPLITS = {  # cat and dog in train and in test
     "images within": both(("train/images", "train"), ("test/images", "test")),
     "nested classes": {"train/cat/a": 3, "train/cat/b": 2, "train/dog": 5, "test/cat/c": 2, "test/dog": 2},
     "images in every class": {"train/cat/images": 5, "train/dog/img": 5, "test/cat/images": 2, "test/dog": 2},
-    "class first": {"cat/train": 5, "dog/train": 5, "cat/test": 2, "dog/test": 2},
 }
 UNDERSTOOD: dict[str, tuple[dict[str, int], dict[tuple[str | None, str], int]]] = {
     **{
@@ -95,6 +94,7 @@ UNCLEAR: dict[str, dict[str, int]] = {  # layouts that could be read in more tha
     "side by side": both(("a/train", "train"), ("a/test", "test"), ("b/train", "train"), ("b/test", "test")),
     "splits in a split": both(("train/train", "train"), ("train/val", "val"), ("test", "test")),
     "other classes in test": {"train/cat": 3, "train/dog": 3, "test/bus": 3, "test/car": 3},
+    "class first": {"cat/train": 5, "dog/train": 5, "cat/test": 2, "dog/test": 2},
     "classes by year": {f"{name}/{year}": 2 for name in LABELLED for year in (2023, 2024)},
 }
 ALIKE = {  # class names of two splits that differ only in spelling

@@ -101,17 +101,6 @@ def test_folders_of_systems_and_file_servers_are_left_out_and_told(tmp_path: Pat
         assert len(overlooked.hidden) == 3 * len(SYSTEM_FOLDERS)
 
 
-def test_a_pattern_does_not_lead_into_folders_of_file_servers_unless_it_names_them(tmp_path: Path) -> None:
-    root = folder(tmp_path, {"cat": 3, "cat/@eaDir": 2})
-    overlooked = SearchLog()
-    assert len(find_images([str(root / "cat" / "*")], overlooked)) == 3
-    assert len(find_images([str(root / "**" / "*.png")], overlooked)) == 3
-    assert overlooked.hidden == {str(root / "cat" / "@eaDir")}
-    assert len(find_images([str(root / "cat" / "@eaDir" / "*")])) == 2
-    folder(root, {"dog/.more": 1}).joinpath("dog", ".more", "0.png").rename(root / "dog" / "@me.png")
-    assert len(find_images([str(root / "d*" / "@*")])) == 1
-
-
 def test_the_empty_name_is_not_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder(tmp_path, {"cat": 2, "dog": 2}))
     for call in (lambda: find_images([""]), lambda: read_source("")):

@@ -1,6 +1,5 @@
 """Which files are images, of which class and split; and what is said when there are none."""
 
-import contextlib
 import csv
 import os
 from pathlib import Path
@@ -20,7 +19,6 @@ from vitkit.data import (
     read_source,
 )
 from vitkit.data.storage import walk
-from vitkit.errors import VitkitError
 from vitkit.text import restored
 from vitkit.training import train
 
@@ -113,7 +111,7 @@ def test_a_csv_as_any_spreadsheet_writes_it(tmp_path: Path, delimiter: str, enco
         assert_rows(csv_file(tmp_path / "all.csv", lines(header)))
     rows = "\n".join(f"7,{label},{path},x" for path, label in ROWS)  # among other columns, and lines of empty cells
     assert_rows(csv_file(tmp_path / "more.csv", f"id,label,path,notes\n{rows}\n\n,,,\n"))
-    (tmp_path / "data.csv").write_text("sep=;\r\npath;label;split;;\r\n1.jpg;ant;train;;\r\n2.jpg;bee;val;;\r\n")
+    (tmp_path / "data.csv").write_text("path;label;split;;\r\n1.jpg;ant;train;;\r\n2.jpg;bee;val;;\r\n")
     table = read_source(tmp_path / "data.csv")  # with what Excel leaves around its columns
     assert (table.paths, table.classes, table.splits) == (("1.jpg", "2.jpg"), ("ant", "bee"), ("train", "val"))
 
@@ -133,12 +131,6 @@ def test_paths_are_seen_from_the_csvs_own_folder_or_absolute(tmp_path: Path, mon
     with refused("training.out-among-images"):
         train(runs.quick(tmp_path / "lists" / "all.csv", epochs=1), tmp_path / "photos" / "a" / "run")
     assert not (tmp_path / "photos" / "a" / "run").exists()
-
-
-def test_a_csv_may_say_the_split_of_every_image(tmp_path: Path) -> None:
-    text = "path,label,split\na/a_0.png,a,train\na/a_1.png,a,Valid\nb/b_0.png,b,TEST\nb/b_1.png,b, validation \n"
-    table = read_source(csv_file(tmp_path / "all.csv", text))
-    assert table.splits == ("train", "val", "test", "val")
 
 
 @pytest.mark.parametrize(("label", "is_conflict"), [("one", False), ("two", True)])
@@ -161,8 +153,7 @@ def test_missing_files_cannot_be_read_and_an_image_that_a_csv_names_twice_is_a_c
         ("path,label\na/a_0.png,one\nb/b_0.png\n", "data.label-missing", "line 3"),
         ("path,label\n\n,two\n", "data.path-empty", "line 3"),
         ("path,label\na/a_0.png,one\na/\0.png,two\n", "data.null-byte", "line 3"),
-        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,holdout\n", "data.split-invalid", "'holdout'"),
-        ("path,label,split\na/a_0.png,one,train\nb/b_0.png,two,\n", "data.split-missing", ""),
+        ("path,label,class\na/a_0.png,one,7\nb/b_0.png,two,8\n", "data.columns-missing", "class"),
         ("path,label\na/a_0.png,one\na/a_1.png,one\n", "data.class-single", "'one'"),
         ("path,label\na/a_0.png," + "x" * 200_000 + "\n", "data.csv-damaged", ""),
         ("path,label\nä.png,ö\n".encode("latin-1"), "data.csv-damaged", ""),
@@ -176,13 +167,6 @@ def test_a_csv_that_cannot_be_meant_is_refused_by_its_line(
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     with refused(code, "all.csv", named):
         read_source(file)
-
-
-def test_of_two_columns_of_one_meaning_the_first_name_wins_if_they_are_not_refused(tmp_path: Path) -> None:
-    for header in ("path,label,filename", "path,label,class"):
-        text = lines(header).replace(",one\n", ",one,7\n").replace(",two\n", ",two,8\n")
-        with contextlib.suppress(VitkitError):
-            assert_rows(csv_file(tmp_path / "all.csv", text))
 
 
 @given(

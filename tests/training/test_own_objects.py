@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import json
 import sys
 import types
 from pathlib import Path
@@ -14,18 +13,15 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import binomtest
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms._presets import ImageClassification
 
 import runs
 import vitkit
-from hearing import heard
 from photos import save, scene
 from refusals import refused
-from vitkit.data import Preprocess, read_item, read_preprocess
+from vitkit.data import Preprocess, read_item
 from vitkit.errors import Interrupted
 from vitkit.training import TrainingState, loggers_of
 
@@ -359,85 +355,16 @@ def folder(root: Path, part: str, *steps: Any) -> ImageFolder:
     return ImageFolder(str(root / part), transform=v1.Compose(list(steps)))
 
 
-CROPPED = (v1.Resize(18), v1.CenterCrop(16))
-AS_FLOATS = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(MEAN), list(STD))])
-WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "short side and crop": (
-        v1.Compose([v1.Resize(20), v1.CenterCrop(16), *PLAIN]),
-        {"fit": "crop", "crop_pct": 0.8, "interpolation": "bilinear"},
-    ),
-    "stretched": (v1.Compose([v1.Resize((16, 16)), *PLAIN]), {"fit": "squash"}),
-    "stretched and crop": (
-        v1.Compose([v1.Resize((20, 20), InterpolationMode.BICUBIC), v1.CenterCrop((16, 16)), *PLAIN]),
-        {"fit": "squash_crop", "crop_pct": 0.8, "interpolation": "bicubic"},
-    ),
-    "second version": (
-        v2.Compose([v2.ToImage(), v2.Resize([24], antialias=True), v2.CenterCrop(16), AS_FLOATS]),
-        {"fit": "crop", "crop_pct": 16 / 24},
-    ),
-    "of published weights": (
-        ImageClassification(crop_size=16, resize_size=18, mean=MEAN, std=STD),
-        {"fit": "crop", "crop_pct": 16 / 18},
-    ),
-    "one channel, no normalisation": (
-        v1.Compose([v1.Resize(18), v1.Compose([v1.CenterCrop(16), v1.Grayscale(), v1.ToTensor()])]),
-        {"mean": (0.0,), "std": (1.0,)},
-    ),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_transforms_are_read_to_the_pixel(photos: Path, way: str) -> None:
-    transform, expected = WAYS[way]
-    data = ImageFolder(str(photos / "val"), transform=transform)
-    channels = len(expected.get("mean", MEAN))
-    found = read_preprocess(data, (channels, 16, 16), lambda i: data[i][0])
-    assert {name: getattr(found, name) for name in expected} == expected
-    assert found.mean == expected.get("mean", MEAN) and found.std == expected.get("std", STD)
-    for i, (path, _) in enumerate(data.samples):
-        with Image.open(path) as picture:
-            gap = np.abs(found(picture.convert("RGB")) - data[i][0].numpy()).max()
-        assert gap <= (1e-5 if way != "second version" else 0.05), "tensors are resized with another rounding"
-
-
-@pytest.mark.parametrize(
-    ("steps", "named"),
-    [
-        ([v1.RandomResizedCrop(16), *PLAIN], "RandomResizedCrop"),
-        ([*CROPPED, v1.ToTensor(), v1.Lambda(torch.neg)], "Lambda"),
-        (PLAIN, "Resize"),
-        ([v1.Resize(18), v1.Resize((16, 16)), *PLAIN], "resized twice"),
-        ([v1.Resize(18, max_size=20), v1.CenterCrop(16), *PLAIN], "max_size"),
-        ([v1.Resize((20, 18)), v1.CenterCrop(16), *PLAIN], "Resize((20, 18))"),
-    ],
-)
-def test_what_cannot_be_read_is_not_guessed(photos: Path, steps: list[Any], named: str) -> None:
-    with refused("data.preprocess-unknown", named):
-        read_preprocess(folder(photos, "val", *steps), (3, 16, 16), lambda i: torch.zeros(3, 16, 16))
-
-
-def test_transforms_are_tried_on_the_files(photos: Path) -> None:
-    part = Subset(folder(photos, "val", v1.Resize((16, 16)), *PLAIN), [5, 7])
-    with refused("data.preprocess-unknown", "val5.png"):
-        read_preprocess(part, (3, 16, 16), lambda i: part[i][0].flip(2) * 0.5)  # a dataset that says less than it does
-
-
 def test_a_file_is_answered_as_its_tensor_was_whatever_training_transforms_do(photos: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
     seen = folder(photos, "train", v1.RandomResizedCrop(16), v1.ToTensor(), v1.Normalize(0.5, 0.5))
     data = folder(photos, "val", v1.Resize(20), v1.CenterCrop(16), *PLAIN)
-    with heard(lines.append):
-        run = train(tmp_path / "run", vitkit.Datasets(train=seen, val=data), epochs=1)
-    assert any(line.startswith("problem: train normalises by mean 0.5, std 0.5, and val by") for line in lines)
-    assert run.classifier.preprocess == Preprocess(
-        size=(16, 16), fit="crop", crop_pct=0.8, interpolation="bilinear", mean=MEAN, std=STD
-    )
+    said = {"resize": 20, "crop": 16, "interpolation": "bilinear", "mean": MEAN, "std": STD}
+    run = train(tmp_path / "run", vitkit.Datasets(train=seen, val=data, preprocess=said), epochs=1)
     for i in range(0, len(data), 5):
         of_tensor = run.classifier.probabilities(data[i][0][None])[0]
         (of_file,) = vitkit.predict(run.folder, data.samples[i][0], compute=vitkit.Compute(precision="float32"))
         assert of_file.confidence == pytest.approx(of_tensor.max().item(), abs=1e-4)
         assert of_file.label == run.classifier.classes[int(of_tensor.argmax())]
-    assert json.loads((run.folder / "preprocess.json").read_text())["mean"] == list(MEAN)
 
 
 SQUASHED = (v1.Resize((16, 16)), *PLAIN)
@@ -459,7 +386,7 @@ def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, t
         lambda: vitkit.explain(run.folder, file, out=tmp_path / "page.html"),
         lambda: vitkit.export(run.folder, out=tmp_path / "model.pt2"),
     ):
-        with refused("data.preprocess-unknown", "val gave tensors"):
+        with refused("data.preprocess-unknown", "trained on tensors"):
             use()
     named = "fit=squash,interpolation=bilinear,mean=0.2,0.4,0.6,std=0.3,0.2,0.1"
     (asked,) = vitkit.predict(run.folder, file, compute=vitkit.Compute(precision="float32"), preprocess=named)

@@ -153,7 +153,6 @@ def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest
             ("VITKIT_OFFLINE", "predict model photos -o s3://bucket/rows.csv"),
             ("VITKIT_OFFLINE", f"doctor {site.address}"),
             ("VITKIT_OFFLINE", f"train {site.address}"),
-            ("VITKIT_OFFLINE", "shard photos s3://bucket/shards"),
         ):
             with monkeypatch.context() as patch:
                 patch.setenv(switch, "1")

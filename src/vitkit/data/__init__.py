@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from vitkit.data.image_cache import DiskCache, MemoryCache, PictureCache, choose_cache, estimate_bytes, open_cache
     from vitkit.data.labels import EXCLUDED, Edit, LabelFile, Suspect, add_edits, chance_in_words, decisions_since
     from vitkit.data.labels import labels_so_far, read_labels, read_suspects, renaming, undo_edits
-    from vitkit.data.layout import LayoutName, split_of_folder, split_of_word
+    from vitkit.data.layout import LayoutName, split_of_folder
     from vitkit.data.loading import BatchSampler, BatchedImages, EpochSampler, EvaluationImages as EvaluationImages
     from vitkit.data.loading import ImageData, TrainingImages as TrainingImages, apply_seeded, mix_seeds
-    from vitkit.data.named import DATASETS, DataSet, Torchvision, folder_names, materialise, write_digits
+    from vitkit.data.named import DATASETS, DataSet, Torchvision, materialise, write_digits
     from vitkit.data.picture import MAX_PIXELS, Samples
     from vitkit.data.preprocess import CLIP_MEAN, HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess, Views
     from vitkit.data.seen import ROLES, PictureRecord, decode_record, encode_record, find_overlap, make_record
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from vitkit.data.sources import SourceKind, find_source, has_no_folders, read_source as read_source, read_table
     from vitkit.data.sources import read_unlabelled, storage_at
     from vitkit.data.split_file import check_images, groups_from_file, groups_to_list, images_of_run, is_unchanged
-    from vitkit.data.split_file import locate, move_run, read_contents, refuse_changed_images, roles_in_run
+    from vitkit.data.split_file import locate, move_run, read_contents, refuse_changed_images
     from vitkit.data.split_file import split_from_file as split_from_file, split_to_dict
     from vitkit.data.splits import SPLITS, check_trainable, fold, held_out_split, limit_training, merge_by_scene
     from vitkit.data.splits import split as split, stratify
@@ -56,6 +56,6 @@ if TYPE_CHECKING:
     from vitkit.data.storage import image_exists, open_place, read_place, version_of
     from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, TASKS, UNLABELLED, EarlierLabel, ImageTable, Task
     from vitkit.data.table import table_of, task_of, without_invisible
-    from vitkit.data.user_datasets import Datasets, read_item, read_preprocess, survey
+    from vitkit.data.user_datasets import Datasets, read_item, survey
 else:
     __getattr__ = lazily(__name__)

@@ -6,7 +6,7 @@ so its list of members is checked (docs/decisions/0037-keys-and-bytes.md):
 - Links are left out. Members whose names would lead to a place outside the archive are left out, too.
 - Two members with the same name are an error.
 - No member is unpacked beyond its declared size.
-- Names in a zip are UTF-8, or in the encoding that the environment variable VITKIT_ZIP_ENCODING names.
+- Names in a zip must be UTF-8.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.layout import Folder, LayoutName, read_layout, table_of_layout
 from vitkit.data.storage import SearchLog, UnreadableImageError
-from vitkit.data.table import ImageTable, unlabelled_table
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural
 
@@ -37,9 +37,6 @@ SUFFIXES = (".zip", ".tar", *_COMPRESSED)
 _MAX_SIZE = 2**31  # bytes of a member
 _SUSPICIOUS_SIZE, _SUSPICIOUS_RATIO = 2**26, 100  # bytes, and bytes per packed byte; members above both are refused
 _DEFLATED = 8  # zip's number of this compression method
-_ENCODING = (
-    "VITKIT_ZIP_ENCODING"  # an environment variable, because archives are opened by many functions and processes
-)
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class Archive:
             VitkitError: the file is not an archive, is damaged, or has members that are not accepted.
             OSError: the file cannot be read.
         """
-        return _index_of(self.path, self._stamp(), os.environ.get(_ENCODING))
+        return _index_of(self.path, self._stamp())
 
     def stamp(self, key: str) -> bytes | None:
         """Return bytes that change if the archive or the member changes; None if there is no such member.
@@ -168,7 +165,7 @@ class Archive:
 
 
 @lru_cache(maxsize=4)
-def _index_of(path: Path, stamp: tuple[int, ...], encoding: str | None) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
+def _index_of(path: Path, stamp: tuple[int, ...]) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
     if not path.is_file():
         raise VitkitError("data.file-not-regular", f"{path} is a pipe or a device, not an archive")
     if path.suffix.lower() in _COMPRESSED:
@@ -179,9 +176,8 @@ def _index_of(path: Path, stamp: tuple[int, ...], encoding: str | None) -> _Memb
         )
     if path.suffix.lower() != ".zip":
         return _index_of_tar(path)
-    members = _members_of_zip(path, encoding)
     index = _MemberIndex()
-    for info in members:
+    for info in _members_of_zip(path):
         kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3 is Unix, which stores file types
         if kind == 0o12:
             index.ignored["link in the archive"] += 1
@@ -195,26 +191,20 @@ def _index_of(path: Path, stamp: tuple[int, ...], encoding: str | None) -> _Memb
     return index
 
 
-def _members_of_zip(path: Path, encoding: str | None) -> list[ZipInfo]:
-    """Return the members of a zip. Names that the archive does not mark as UTF-8 are UTF-8, too, or in `encoding`."""
+def _members_of_zip(path: Path) -> list[ZipInfo]:
     import zipfile  # imported only here, because it loads all compression modules
 
-    problem = ""
-    for tried in filter(None, ("utf-8", encoding)):
-        try:
-            with zipfile.ZipFile(path, metadata_encoding=tried) as archive:
-                return archive.infolist()
-        except UnicodeDecodeError as error:
-            problem = f"that are not {' or '.join(filter(None, ('UTF-8', encoding)))}, such as {error.object!r:.200}"
-        except LookupError:
-            problem = f"that are not UTF-8, and there is no encoding {encoding}"
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
-            raise _damaged(f"{path} is not a .zip, or it is damaged or incomplete: {error}") from error
-    raise VitkitError(
-        "data.archive-encoding",
-        f"{path} contains names {problem}: set the environment variable {_ENCODING} to their encoding (such as cp850 "
-        "for Western European, cp866 for Russian, cp932 for Japanese or gbk for Chinese Windows)",
-    )
+    try:
+        with zipfile.ZipFile(path, metadata_encoding="utf-8") as archive:
+            return archive.infolist()
+    except UnicodeDecodeError as error:
+        raise VitkitError(
+            "data.archive-encoding",
+            f"{path} contains names that are not UTF-8, such as {error.object!r:.200}: unpack it, with the encoding of "
+            "the names (`unzip -O cp932` for Japanese Windows), and use the folder",
+        ) from error
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
+        raise _damaged(f"{path} is not a .zip, or it is damaged or incomplete: {error}") from error
 
 
 def _index_of_tar(path: Path) -> _MemberIndex:
@@ -362,21 +352,7 @@ def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> Ima
     return replace(table, storage=Archive(path), overlooked=tree.lines())
 
 
-def read_unlabelled_archive(name: str, path: Path) -> ImageTable:
-    """Return all images of an archive as a table of one class without splits."""
-    path = path.resolve()
-    overlooked = SearchLog()
+def find_all_images(path: Path, overlooked: SearchLog) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the keys of all images in an archive, and lines about what was left out."""
     tree = _Tree(path, overlooked)
-    keys = tree.images_below(path)
-    if not keys:
-        raise VitkitError("data.images-missing", "; ".join([f"no images in {name}", *tree.lines()]))
-    return unlabelled_table(
-        name,
-        path,
-        keys,
-        ignored=dict(overlooked.ignored),
-        folders=(path,),
-        layout="pictures without labels: all in the archive",
-        overlooked=tree.lines(),
-        storage=Archive(path),
-    )
+    return tree.images_below(path), tree.lines()

@@ -111,19 +111,20 @@ def compare_with_runs(
         for i, path in enumerate(images.paths):
             if path in contents:
                 labels_of.setdefault(contents[path], set()).add(images.cell_of(i))
-        # The label of each file in the run, or the even earlier label that the run stored.
-        then = {
+        # By digest: the label of a file in the run, or the even earlier label that the run stored.
+        labels_then = {
             digest: EarlierLabel("", next(iter(labels)), run.name, digest)
             for digest, labels in labels_of.items()
             if len(labels) == 1
         }
-        then |= {item.digest: item for item in changes.changed if item.digest and item.before != UNLABELLED}
-        compared = [(path, then[digest]) for path, digest in digests.items() if path in now and digest in then]
+        labels_then |= {item.digest: item for item in changes.changed if item.digest and item.before != UNLABELLED}
+        compared = [
+            (path, labels_then[digest]) for path, digest in digests.items() if path in now and digest in labels_then
+        ]
         stored = {item.digest: item.before for item in changes.changed}
+        # Classes may have been renamed since the run. The labels of other images differ for another reason.
         pairs = [
-            (item.before, now[path])
-            for path, item in compared
-            if path not in proposed and item.digest not in stored  # their labels differ for another reason
+            (item.before, now[path]) for path, item in compared if path not in proposed and item.digest not in stored
         ]
         new_name = renamed_classes(pairs, table)
         same = sum(new_name.get(item.before, item.before) == now[path] for path, item in compared)

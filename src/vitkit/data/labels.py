@@ -21,21 +21,19 @@ import csv
 import io
 import itertools
 import os
-import re
 import unicodedata
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Literal, NamedTuple
 
 from vitkit.data.file_names import SUFFIXES
 from vitkit.data.storage import image_exists
 from vitkit.data.table import MULTI_LABEL
 from vitkit.errors import VitkitError
-from vitkit.system.files import exclusive, open_regular, read_bytes, write_bytes
+from vitkit.system.files import exclusive, read_bytes, write_bytes
 from vitkit.system.run_files import LABELS
 from vitkit.text.cells import JOINT, false_alarms_in_words, harmless, restored
 
@@ -69,16 +67,10 @@ class LabelFile:
     edits: tuple[Edit, ...] = ()  # in order; for each path, the last row counts
     lines: tuple[int, ...] = ()  # the number of the line in which each row begins
     has_suspects: bool = False  # whether the file is a run's list of suspected label errors, which people may edit
-    content: bytes = field(default=b"", repr=False, compare=False)  # the bytes of the file
 
 
-def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
+def read_labels(file: str | Path) -> LabelFile:
     """Read the rows of a label file, or of a run's label_errors.csv.
-
-    Args:
-        file: the file.
-        known: the result of an earlier call. If rows have only been added to the file since then, only these are
-            parsed.
 
     Raises:
         VitkitError: the file does not exist or is not a label file; the message names the line.
@@ -90,32 +82,16 @@ def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
         raise VitkitError(
             "data.labels-unreadable", f"label file {file}: {reason}; expected a CSV with the columns path and label"
         ) from error
-    return _parse_new(str(file), content, known)
+    return _parse(str(file), content)
 
 
-def _parse_new(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
-    """Parse the content of a label file, or only the new rows if rows were added to those in `known`."""
-    if known is None or not known.content.startswith(_HEADER):
-        return _parse(name, content)
-    if known.content.endswith(b"\n") and content.startswith(known.content):
-        if len(content) == len(known.content):
-            return known
-        known_lines = known.content.count(b"\n") - 1  # without the header
-        added = _parse(name, _HEADER + content[len(known.content) :], known_lines)
-        return LabelFile(name, known.edits + added.edits, known.lines + added.lines, content=content)
-    if _is_appendable(content) and known.content.startswith(content):  # the last rows were removed
-        rows = bisect_right(known.lines, content.count(b"\n"))
-        return LabelFile(name, known.edits[:rows], known.lines[:rows], content=content)
-    return _parse(name, content)
-
-
-def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile:
+def labels_so_far(file: str | Path) -> LabelFile:
     """Read a label file as `read_labels` does; return no rows if the file does not exist yet.
 
     Raises:
         VitkitError: the file is not a label file.
     """
-    return read_labels(file, known) if Path(file).exists() else LabelFile(str(file))
+    return read_labels(file) if Path(file).exists() else LabelFile(str(file))
 
 
 def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
@@ -138,7 +114,11 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
             now += timedelta(microseconds=1)
         added = tuple(edit._replace(when=edit.when or when) for edit in edits)
         text = _checked_text_of(path, added)
-        if content is not None and _is_appendable(content):
+        if content is not None and (
+            content.startswith(_HEADER)
+            and content.endswith(b"\n")
+            and content.count(b'"') % 2 == 0  # the last row is complete
+        ):
             new_content = content + text
         else:
             new_content = _HEADER + _checked_text_of(path, (*_editable(path, content).edits, *added))
@@ -146,9 +126,7 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
         return added
 
 
-def undo_edits(
-    file: str | Path, may: Callable[[Edit], bool] | None = None, known: LabelFile | None = None
-) -> tuple[Edit, ...]:
+def undo_edits(file: str | Path, may: Callable[[Edit], bool] = lambda _: True) -> tuple[Edit, ...]:
     """Remove the rows that were added last to a label file: the last row and those before it with the same time.
 
     Return the removed rows, which `add_edits` can add again. The errors are those of `add_edits`.
@@ -156,23 +134,22 @@ def undo_edits(
     Args:
         file: the label file.
         may: a function that returns whether a row may be removed, for example to keep the rows of other programs. If
-            the last rows may not be removed, the search for rows to remove starts before them. None allows every row.
-        known: the result of an earlier `read_labels`. If rows have only been added since then, only these are parsed.
+            the last rows may not be removed, the search for rows to remove starts before them.
     """
     path = Path(file)
     if not path.exists():
         return ()
     with exclusive(path, wait=_WAIT):
         content = _content_of(path) or b""
-        edits = _editable(path, content, known).edits
+        edits = _editable(path, content).edits
         end = len(edits)
-        while end > 0 and may is not None and not may(edits[end - 1]):
+        while end > 0 and not may(edits[end - 1]):
             end -= 1
         if not end:
             return ()
         when = edits[end - 1].when  # rows without a time, written by hand, are removed one by one
         start = end - 1
-        while when and start > 0 and edits[start - 1].when == when and (may is None or may(edits[start - 1])):
+        while when and start > 0 and edits[start - 1].when == when and may(edits[start - 1]):
             start -= 1
         text = _text_of(edits[start:end])
         if end == len(edits) and content.endswith(text) and len(content) >= len(_HEADER) + len(text):
@@ -195,20 +172,15 @@ def _content_of(path: Path) -> bytes | None:
         ) from error
 
 
-def _editable(path: Path, content: bytes | None, known: LabelFile | None = None) -> LabelFile:
+def _editable(path: Path, content: bytes | None) -> LabelFile:
     """Parse the content of a label file that is about to be changed. Raise VitkitError for a list of suspects."""
-    labels = LabelFile(str(path)) if content is None else _parse_new(str(path), content, known)
+    labels = LabelFile(str(path)) if content is None else _parse(str(path), content)
     if labels.has_suspects:
         raise VitkitError(
             "data.labels-read-only",
             f"{path} is a list of suspected label errors, to which rows cannot be added: use a label file",
         )
     return labels
-
-
-def _is_appendable(content: bytes) -> bool:
-    """Return whether rows can be appended: the columns are the standard ones, and the last row is complete."""
-    return content.startswith(_HEADER) and content.endswith(b"\n") and content.count(b'"') % 2 == 0
 
 
 def _text_of(edits: Iterable[Edit]) -> bytes:
@@ -232,17 +204,12 @@ def _checked_text_of(path: Path, edits: Sequence[Edit]) -> bytes:
     return text
 
 
-def _parse(name: str, content: bytes, lines_before: int = 0) -> LabelFile:  # lines above `content`
-    refuse_encoding(name, content)
+def _parse(name: str, content: bytes) -> LabelFile:
+    expected = "path and label, each once (a label file may have previous, when and proposed_by too)"
     # File names on Linux need not be UTF-8, and keep their bytes. `_parse_row` refuses labels that are not UTF-8.
-    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
-    try:
-        expected = "path and label, each once (a label file may have previous, when and proposed_by too)"
-        table = read_rows(name, text, _TITLES, ("path", "label"), expected)
-    except csv.Error as error:
-        raise VitkitError("data.csv-damaged", f"{name} is not a CSV file: {error}") from error
+    table = read_rows(name, content, _TITLES, ("path", "label"), expected, errors="surrogateescape")
     has_suspects = {"suggested", "score"} <= set(table.columns)
-    allowed = {*Edit._fields, *(("suggested", "score", _CHANCE) if has_suspects else ())}
+    allowed = {*Edit._fields, *(("suggested", "score", "chance") if has_suspects else ())}
     # Another kind of list may have columns such as split or prediction, without which its labels would be wrong.
     if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
         raise VitkitError(
@@ -258,8 +225,8 @@ def _parse(name: str, content: bytes, lines_before: int = 0) -> LabelFile:  # li
                 "data.labels-cut-off",
                 f"{name}, line {line}: the last row may be cut off: complete it, and add a line break after it",
             )
-    edits = tuple(_parse_row(name, line + lines_before, cells) for line, cells in table.rows)
-    return LabelFile(name, edits, tuple(line + lines_before for line, _ in table.rows), has_suspects, content)
+    edits = tuple(_parse_row(name, line, cells) for line, cells in table.rows)
+    return LabelFile(name, edits, tuple(line for line, _ in table.rows), has_suspects)
 
 
 def _parse_row(name: str, line: int, cells: dict[str, str]) -> Edit:
@@ -314,8 +281,7 @@ def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]
     return renamed
 
 
-COLUMNS = ("path", "label", "suggested", "score")
-_CHANCE = "chance"  # a column that older lists do not have
+COLUMNS = ("path", "label", "suggested", "score", "chance")
 
 
 class Suspect(NamedTuple):
@@ -325,7 +291,7 @@ class Suspect(NamedTuple):
     label: str  # the suspected label, or the correct label if a user has entered it in its place
     suggested: str  # the class that the model suggests instead
     score: str  # the probability of the suggested class minus that of the label, as text from the file
-    chance: float | None = None  # the probability that the label is correct; None in older lists
+    chance: float  # the probability that the label is correct
 
 
 def is_list_of_suspects(file: str | Path) -> bool:
@@ -334,8 +300,7 @@ def is_list_of_suspects(file: str | Path) -> bool:
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
     with path.open("rb") as opened:
-        first, second = (opened.readline(2**16).decode("utf-8-sig", "replace") for _ in range(2))
-    header = (second if SEPARATOR.fullmatch(first) else first).strip().lower().replace(";", ",")
+        header = opened.readline(2**16).decode("utf-8-sig", "replace").strip().lower().replace(";", ",")
     return set(header.replace('"', "").split(",")) >= set(COLUMNS)
 
 
@@ -345,38 +310,25 @@ def read_suspects(file: str | Path) -> list[Suspect]:
     Raises:
         VitkitError: the file is not such a list; the message names the line.
     """
-    known = {name: name for name in (*COLUMNS, _CHANCE)}
-    with Path(file).open("rb") as data:
-        refuse_encoding(str(file), data.read(64))
-    try:
-        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=open_regular) as text:
-            table = read_rows(str(file), text, known, COLUMNS, f"{' and '.join(COLUMNS)}, each once")
-    except csv.Error as error:
-        raise VitkitError("data.csv-damaged", f"{file} is not a CSV file: {error}") from error
+    known, expected = {name: name for name in COLUMNS}, f"{' and '.join(COLUMNS)}, each once"
+    table = read_rows(str(file), read_bytes(file), known, COLUMNS, expected, errors="surrogateescape")
     suspects = []
     for line, cells in table.rows:
-        path, label, suggested, score = (restored(cells.get(name, "")) for name in COLUMNS)
-        cell = cells.get(_CHANCE)
+        path, label, suggested, score, cell = (restored(cells.get(name, "")) for name in COLUMNS)
         try:
-            chance = None if cell is None else float(cell)
+            chance = float(cell)
         except ValueError:
             chance = -1.0  # no number is as wrong as a number below 0
-        if chance is not None and not 0 <= chance <= 1:
+        if not 0 <= chance <= 1:
             raise VitkitError("data.chance-invalid", f"{file}, line {line}: chance must be from 0 to 1, not {cell!r}")
         suspects.append(Suspect(path, label, suggested, score, chance))
     return suspects
 
 
-def expected_correct_labels(suspects: Sequence[Suspect]) -> float | None:
-    """Return the expected number of correct labels among the suspects; None if a suspect has no `chance`."""
-    chances = [suspect.chance for suspect in suspects if suspect.chance is not None]
-    return sum(chances) if len(chances) == len(suspects) else None
-
-
 def chance_in_words(suspects: Sequence[Suspect]) -> str:
-    """Return a phrase with `expected_correct_labels`, starting with a semicolon; "" if this number is unknown."""
-    expected = expected_correct_labels(suspects)
-    return f"; {false_alarms_in_words(len(suspects), expected)}" if suspects and expected is not None else ""
+    """Return a phrase with the expected number of correct labels, starting with a semicolon; "" without suspects."""
+    expected = sum(suspect.chance for suspect in suspects)
+    return f"; {false_alarms_in_words(len(suspects), expected)}" if suspects else ""
 
 
 def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
@@ -455,51 +407,60 @@ class CsvRows:
 
     titles: tuple[str, ...]  # the titles of the columns, as in the file
     columns: tuple[str, ...]  # the standard names (`known` of `read_rows`), or the titles of other columns
-    delimiter: str  # a comma, a semicolon, a tab, or the character that the file declares by `sep=`
     rows: tuple[tuple[int, dict[str, str]], ...]  # not empty: the number of the first line, and the cells by column
 
 
-def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequence[str], expected: str) -> CsvRows:
+def read_rows(
+    name: str,
+    content: bytes,
+    known: Mapping[str, str],
+    needed: Sequence[str],
+    expected: str,
+    errors: Literal["strict", "surrogateescape"] = "strict",
+) -> CsvRows:
     """Read the rows of a CSV file.
 
-    The delimiter is the most frequent candidate in the header, unless the first line declares it (`sep=;`).
-    Spreadsheets may leave columns without a title at the end; these are ignored if all of their cells are empty.
+    The delimiter is the most frequent of comma, semicolon and tab in the header. Spreadsheets may leave columns
+    without a title at the end; these are ignored if all of their cells are empty.
 
     Args:
         name: the name of the file, for messages.
-        text: the text of the file.
+        content: the bytes of the file, in UTF-8.
         known: a mapping from titles in lower case to standard column names. Other columns keep their titles as names.
         needed: columns that the file must have; the first of them contains paths.
         expected: text for an error message that names the columns.
+        errors: what happens to bytes that are not UTF-8: `strict` refuses them, `surrogateescape` keeps them.
 
     Raises:
-        VitkitError: a column is missing or occurs twice, a quote is not closed, or a row has too many cells; the
-            message names the line.
+        VitkitError: the file is not in UTF-8, a column is missing or occurs twice, a quote is not closed, or a row has
+            too many cells; the message names the line.
     """
-    header, first_line = text.readline(), 2
-    declaration = SEPARATOR.fullmatch(header)
-    if declaration is not None:
-        header, first_line = text.readline(), 3
-    delimiter = declaration[1] if declaration is not None else max(",;\t", key=header.count)
-    all_titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
+    refuse_encoding(name, content)
+    # Spreadsheets write a byte order mark.
+    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors=errors, newline="")
+    line, lines = 1, list[tuple[int, list[str]]]()
+    try:
+        header = text.readline()
+        delimiter = max(",;\t", key=header.count)
+        all_titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
+        reader, line = csv.reader(text, delimiter=delimiter, strict=True), 2
+        for cells in reader:
+            if any(cells):
+                lines.append((line, cells))
+            line = reader.line_num + 2
+    except UnicodeDecodeError as error:
+        raise VitkitError("data.csv-damaged", f"{name} is not a CSV file in UTF-8: {error}") from error
+    except csv.Error as error:
+        raise VitkitError(
+            "data.csv-damaged",
+            f"{name} is not a CSV file from line {line} on: {error}; is there a quote too many, or one not closed?",
+        ) from error
     titles = list(all_titles)
     while titles and not titles[-1]:
         titles.pop()
     columns = [known.get(title.lower(), title) for title in titles]
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
         raise VitkitError("data.columns-missing", f"{name} needs the columns {expected}; it has: {header.strip():.200}")
-    lines: list[tuple[int, list[str]]] = []
-    reader, line = csv.reader(text, delimiter=delimiter, strict=True), first_line
-    try:
-        for cells in reader:
-            if any(cells):
-                lines.append((line, cells))
-            line = reader.line_num + first_line
-    except csv.Error as error:
-        raise VitkitError(
-            "data.csv-damaged",
-            f"{name} is not a CSV file from line {line} on: {error}; is there a quote too many, or one not closed?",
-        ) from error
     # If a quote is not closed, the rows below it become part of its cell: look for cells with lines that are rows.
     for line, cells in lines:
         if "\n" not in (joined := "".join(cells)) and "\r" not in joined:
@@ -526,10 +487,7 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
                 f"{name}, line {line}: {text_beyond[0]!r} is in a column without a title: give it one",
             )
     rows = tuple((line, dict(zip(columns, row, strict=False))) for line, row in lines)
-    return CsvRows(tuple(titles), tuple(columns), delimiter, rows)
-
-
-SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # the line by which a file states its delimiter
+    return CsvRows(tuple(titles), tuple(columns), rows)
 
 
 def refuse_encoding(name: str, data: bytes) -> None:

@@ -1,13 +1,14 @@
 """Determine which subfolders of a folder of photographs are classes, and which are splits.
 
-`class/image` and `split/class/image` are the usual layouts; `class/split/image` occurs too. Folders may be nested in
-other folders, or in a folder of the same name, as archives leave them (`seg_train/seg_train/class`). An ambiguous
-folder raises an error with advice. If vitkit guessed and took a split for a class, the model would learn to predict the
-split, and its accuracy would not reveal the mistake.
+`class/image` and `split/class/image` are the layouts that are read. Folders may be nested in other folders, or in a
+folder of the same name, as archives leave them (`seg_train/seg_train/class`). An ambiguous folder raises an error with
+advice. If vitkit guessed and took a split for a class, the model would learn to predict the split, and its accuracy
+would not reveal the mistake.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitkit.data.file_names import is_passed_over, why_ignored
-from vitkit.data.storage import Branch, SearchLog, folder_tree
+from vitkit.data.storage import SearchLog, scan_folder
 from vitkit.data.table import ImageTable, Row, normal_form, table_of
 from vitkit.errors import VitkitError
 from vitkit.system.run_files import RECIPE
@@ -35,12 +36,6 @@ _FILLERS = {  # words without meaning, as in train_set or "Test Images"
     *("set", "sets", "data", "dataset", "split", "folder"),
     *("image", "images", "img", "imgs", "photos", "pictures", "samples"),
 }
-
-
-def split_of_word(word: str) -> str | None:
-    """Return the split (train, val or test) that a word names, ignoring case; None if it names no split."""
-    split = _WORDS.get(word.strip().lower())
-    return "test" if split == "eval" else split
 
 
 def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
@@ -88,14 +83,20 @@ class Folder:
         return not self.has_images and bool(self.folders_with_images)
 
 
-def read_folder_tree(path: Path, overlooked: SearchLog) -> Folder:
-    """Return the tree of folders below `path`. Hidden and unreadable folders are recorded in `overlooked`."""
+def read_folder_tree(path: Path, overlooked: SearchLog, above: tuple[str, ...] = ()) -> Folder:
+    """Return the tree of folders below `path`. Hidden and unreadable folders are recorded in `overlooked`.
 
-    def as_folder(branch: Branch) -> Folder:
-        path, has_images, folders = branch
-        return Folder(path, has_images, tuple(map(as_folder, folders)))
-
-    return as_folder(folder_tree(path, overlooked))
+    `above` holds the real paths of the folders from the root to `path`. A link to one of these is not followed, because
+    the tree would be infinite.
+    """
+    real = os.path.realpath(path)
+    if real in above:
+        return Folder(path, has_images=False, folders=())
+    folders, files, _ = scan_folder(str(path), overlooked, above[0] if above else real)
+    has_images = any(why_ignored(name) is None for name in files)
+    return Folder(
+        path, has_images, tuple(read_folder_tree(path / child, overlooked, (*above, real)) for child in folders)
+    )
 
 
 def subfolders_with_images(folder: Folder) -> Iterator[Folder]:
@@ -165,11 +166,6 @@ def skip_repeated_folders(folder: Folder) -> Folder:
     return inner if split_of_folder(inner.name) == split_of_folder(folder.name) else folder
 
 
-def _resolve_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    meaning = "val" if any(folder.split == "test" for folder in splits) else "test"
-    return [replace(folder, split=meaning) if folder.split == "eval" else folder for folder in splits]
-
-
 LayoutName = Literal["auto", "classes", "splits"]
 _ORDER = ("train", "val", "test")
 _OVERRIDE = "choose --layout splits or --layout classes"
@@ -211,7 +207,7 @@ def read_layout(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
         if only.has_images or not only.folders_with_images or split_of_folder(only.name) is not None:
             break
         inner = only
-    result = _as_splits(name, top, inner, layout) or _as_splits_of_classes(top, inner)
+    result = _as_splits(name, top, inner, layout)
     if result is None and layout == "splits":
         raise VitkitError(
             "data.splits-missing",
@@ -262,7 +258,7 @@ def _refuse_ambiguous(name: str, top: Folder, folder: Folder) -> None:
             "data.layout-ambiguous",
             f"{name}: it is not clear what the classes are, as {_names(top, outer)} have folders of the same names "
             f"({listed(shared)}): if those names are the classes, call the outer folders train, val and test; if the "
-            "outer folders are the classes, use --layout classes",
+            "outer folders are the classes, use --layout classes; if both are, as in cat/train, move them to train/cat",
         )
     for item in subfolders_with_images(folder):
         for splits in filter(has_train_and_another, group_split_folders(item).values()):
@@ -308,7 +304,8 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
             f"{name}: {_names(top, [item.outer for item in folders])} could each be a split; keep at most one each of "
             "train/, val/ and test/, or use --layout classes if these folders are classes",
         )
-    splits = _resolve_eval(candidates[0])
+    eval_split = "val" if any(item.split == "test" for item in candidates[0]) else "test"  # the meaning of `eval`
+    splits = [replace(item, split=eval_split) if item.split == "eval" else item for item in candidates[0]]
     taken = {item.outer.path for item in splits}
     others = [child for child in folder.folders_with_images if child.path not in taken]
     if len(splits) == 1 and others and requested == "auto" and _is_class(name, top, folder, splits[0], others):
@@ -399,29 +396,6 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], request
 def _spelling(name: str) -> str:
     """Return a form that is equal for names that differ only in case, or look the same but are encoded differently."""
     return unicodedata.normalize("NFKC", normal_form(name)).casefold().strip()
-
-
-def _as_splits_of_classes(top: Folder, folder: Folder) -> FolderLayout | None:
-    """Return the layout `class/split/image`; None if the folders do not have it."""
-    parts: list[ClassFolder] = []
-    children = folder.folders_with_images
-    for child in children:
-        groups = list(group_split_folders(child).values())
-        splits = _resolve_eval(groups[0]) if len(groups) == 1 else []
-        has_other_folders = len(splits) < len(child.folders_with_images)
-        if child.has_images or has_other_folders or not all(split.inner.has_images for split in splits):
-            return None
-        parts += [ClassFolder(split.outer.path, child.name, split.split) for split in splits]
-    if len(children) < 2 or len({(part.name, part.split) for part in parts}) < len(parts):
-        return None
-    present = [split for split in _ORDER if any(part.split == split for part in parts)]
-    parts += [ClassFolder(child.path, child.name) for child in folder.folders if not child.has_images_at_any_depth]
-    return FolderLayout(
-        classes=tuple(parts),
-        between=(*folders_between(top, folder), *(child.path for child in children)),
-        left_out=(),
-        text=f"folders read as classes with splits in them: {len(children)} with {', '.join(present)}",
-    )
 
 
 # --- The images ----------------------------------------------------------------------------------------------------

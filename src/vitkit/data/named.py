@@ -17,12 +17,10 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -78,21 +76,10 @@ class Torchvision:
 
         for split, arguments in self.splits.items():
             data = getattr(datasets, self.kind)(raw, download=True, **arguments, **self.options)
-            names = folder_names(self.names(data))
+            # Names of folders that are valid on every file system.
+            names = [re.sub(r'[<>:"/\\|?*\x00-\x1f]+', "-", name).strip(" .-") for name in self.names(data)]
             for position, (image, label) in enumerate(self.samples(data)):
                 _write_image(image, folder / split / names[int(label)], f"{position:05d}.png")
-
-
-def folder_names(classes: Iterable[str]) -> list[str]:
-    """Convert class names to folder names that are valid and distinct on every file system."""
-    names: list[str] = []
-    taken = set[str]()  # in lower case
-    for name in classes:
-        valid = re.sub(r'[<>:"/\\|?*\x00-\x1f]+', "-", name).strip(" .-") or "_"
-        candidates = chain([valid], (f"{valid} ({number})" for number in count(2)))
-        names.append(next(candidate for candidate in candidates if candidate.lower() not in taken))
-        taken.add(names[-1].lower())
-    return names
 
 
 def _write_image(image: Path | str | Image.Image, folder: Path, name: str = "") -> None:
@@ -135,7 +122,6 @@ class DataSet:
     host: str = ""  # the server that it is downloaded from
     licence: str = ""  # in a few words; `page` has its text
     page: str = ""  # the URL of the description
-    per_class: tuple[int, ...] = ()  # the number of images of each class, for computing a split before the download
     # A function of two empty folders. It downloads files into the first, which is deleted afterwards, and writes the
     # images as `class/image` or `split/class/image` into the second.
     write: Callable[[Path, Path], None] = field(kw_only=True)
@@ -167,10 +153,9 @@ _SIGNS = Torchvision(
 # fmt: off
 _ENTRIES = (
     DataSet("digits", 1_797, 10, licence="CC BY 4.0", write=write_digits,
-            per_class=(178, 182, 177, 183, 181, 182, 181, 179, 174, 180),
             page="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"),
     DataSet("flower_photos", 3_670, 5, (), 229, "storage.googleapis.com", "CC BY 2.0",
-            "https://www.tensorflow.org/datasets/catalog/tf_flowers", (633, 898, 641, 699, 799), write=_FLOWERS),
+            "https://www.tensorflow.org/datasets/catalog/tf_flowers", write=_FLOWERS),
     DataSet("cifar10", 60_000, 10, ("train", "test"), 170, "www.cs.toronto.edu", "see its page",
             "https://www.cs.toronto.edu/~kriz/cifar.html", write=Torchvision("CIFAR10", _BY_FLAG)),
     DataSet("cifar100", 60_000, 100, ("train", "test"), 169, "www.cs.toronto.edu", "see its page",
@@ -210,24 +195,7 @@ _ENTRIES = (
 # fmt: on
 
 
-class _DataSets(UserDict[str, DataSet]):
-    """A dictionary of data sets whose keys ignore capitals, hyphens and underscores."""
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._spelling_of(name) in self.data
-
-    def __missing__(self, name: str) -> DataSet:
-        return self.data[self._spelling_of(name)]
-
-    def _spelling_of(self, name: str) -> str:
-        return next((key for key in self.data if _comparable(key) == _comparable(name)), name)
-
-
-def _comparable(name: str) -> str:
-    return re.sub("[-_]", "", name).lower()
-
-
-DATASETS = _DataSets({entry.name: entry for entry in _ENTRIES})
+DATASETS = {entry.name: entry for entry in _ENTRIES}
 """Data sets that have a name."""
 
 
@@ -256,7 +224,7 @@ def materialise(name: str) -> Path:
     leaves nothing behind.
 
     Args:
-        name: a key of `DATASETS`; capitals, hyphens and underscores do not matter.
+        name: a key of `DATASETS`.
 
     Raises:
         VitkitError: downloads are forbidden, the server cannot be reached or sends data that differ from the published

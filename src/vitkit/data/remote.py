@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,31 +108,18 @@ def local_copy(path: PurePath) -> Iterator[Path]:
         yield copy
 
 
-def write_file(address: str, content: bytes | PurePath) -> None:
-    """Write bytes or a local file (a path) to an address. The remote file becomes visible only when it is complete.
+def write_file(address: str, file: PurePath) -> None:
+    """Copy a local file to an address. The remote file becomes visible only when it is complete.
 
     Raises:
         OSError: the server refuses, or does not answer.
         VitkitError: files cannot be written there, or a package that the scheme needs is missing.
     """
     check_writable(address)
-
-    def write() -> None:
-        if isinstance(content, bytes):
-            _filesystem(address).pipe_file(address, content)
-        else:
-            _filesystem(address).put_file(str(content), address)
-
     try:
-        _with_retries(address, write)
+        _with_retries(address, lambda: _filesystem(address).put_file(str(file), address))
     except _FINAL as error:
         raise OSError(f"{address}: {error}") from error
-
-
-def remove_file(address: str) -> None:
-    """Delete a remote file, if it exists."""
-    with contextlib.suppress(FileNotFoundError):
-        _with_retries(address, lambda: _filesystem(address).rm_file(address))
 
 
 def names_at(address: str) -> set[str]:
@@ -247,51 +235,33 @@ def prefetch_shards(batches: Iterator[T], shards: _Shards, order: Sequence[int],
     `order` holds the index in `shards` for each remaining image of the epoch. The thread starts at once, not when the
     first batch is read.
     """
-    prefetcher = _Prefetcher(shards, order)
+    first_images: dict[int, int] = {}  # of each shard, in the order of use
+    for image, number in enumerate(order):
+        first_images.setdefault(number, image)
+    free, is_closed = threading.Semaphore(_SHARDS_AHEAD), threading.Event()
+
+    def download_all() -> None:
+        for number in first_images:
+            free.acquire()
+            if is_closed.is_set():
+                return
+            with contextlib.suppress(OSError, VitkitError):  # without a copy, images are read from the server
+                _cache_shard(*shards[number])
 
     def yield_batches() -> Iterator[T]:
+        waiting = deque(first_images.values())
         try:
             for number, batch in enumerate(batches, start=1):
                 yield batch
-                prefetcher.advance(number * batch_size)
+                while waiting and waiting[0] < number * batch_size:  # the reader has reached another shard
+                    waiting.popleft()
+                    free.release()
         finally:
-            prefetcher.close()
+            is_closed.set()
+            free.release()
 
+    threading.Thread(target=download_all, name="vitkit-shards", daemon=True).start()
     return yield_batches()
-
-
-class _Prefetcher:
-    """A thread that downloads shards in the order of their use, a few ahead. It skips shards that it cannot get."""
-
-    def __init__(self, shards: _Shards, order: Sequence[int]) -> None:
-        first_use: dict[int, int] = {}  # the first image of each shard
-        for image, number in enumerate(order):
-            first_use.setdefault(number, image)
-        self._uses = [(image, shards[number]) for number, image in first_use.items()]
-        self._images_ahead = _SHARDS_AHEAD * len(order) // max(len(first_use), 1)
-        self._images_read, self._is_closed = 0, False
-        self._changed = threading.Condition()
-        threading.Thread(target=self._download_all, name="vitkit-shards", daemon=True).start()
-
-    def advance(self, images_read: int) -> None:
-        with self._changed:
-            self._images_read = images_read
-            self._changed.notify()
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-
-    def _download_all(self) -> None:
-        for image, shard in self._uses:
-            with self._changed:
-                while not self._is_closed and image > self._images_read + self._images_ahead:
-                    self._changed.wait()
-                if self._is_closed:
-                    return
-            with contextlib.suppress(OSError, VitkitError):  # without a copy, images are read from the server
-                _cache_shard(*shard)
 
 
 def _cache_shard(address: str, sha256: str, size: int) -> None:

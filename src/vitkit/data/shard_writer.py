@@ -4,7 +4,7 @@ Writing has three steps:
 
 1. Plan the shards. The order of the images and the bytes of every shard depend only on the images, their labels and the
    size of a shard.
-2. Write the shards in several threads, each to a temporary file that is renamed or uploaded when it is complete.
+2. Write the shards in several threads, each to a temporary file that is renamed when it is complete.
 3. Write the index.
 
 A second call with the same plan keeps the shards that exist already. If a call was killed, it can therefore simply be
@@ -23,33 +23,20 @@ import os
 import tarfile
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from threading import Event
 
 from vitkit.data.file_facts import FactDatabase, scan
-from vitkit.data.remote import check_writable, local_copy, names_at, read_file, remove_file, write_file
-from vitkit.data.shards import INDEX, UNFINISHED, OmittedImage, Shard, ShardFolder, ShardIndex, clear_caches
+from vitkit.data.shards import INDEX, UNFINISHED, OmittedImage, Shard, ShardFolder, ShardIndex
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import UnreadableImageError, open_place, read_place
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.system.files import (
-    address_of,
-    exclusive_in,
-    from_json,
-    is_empty,
-    read_json,
-    replacing,
-    to_json,
-    unfinished,
-    write_text,
-)
+from vitkit.system.files import exclusive_in, is_empty, read_json, replacing, to_json, unfinished, write_text
 from vitkit.system.progress import progress
 
 _BLOCK, _RECORD = 512, 10240  # bytes: a tar consists of blocks, and its length is a multiple of a record
@@ -60,8 +47,8 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
 
     Args:
         table: the images. Splits may already be assigned or not.
-        folder: the folder or address to write to. It must be missing, empty, or the result of an earlier call with the
-            same plan, complete or not.
+        folder: the folder to write to. It must be missing, empty, or the result of an earlier call with the same plan,
+            complete or not.
         size: the largest number of bytes of a shard. A larger image gets a separate shard.
 
     Raises:
@@ -76,122 +63,34 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
                 f"{table.name}: shards name images by their paths below one folder, so {key!r} cannot be stored: move "
                 "the CSV file into a folder above all images, and write paths relative to this folder",
             )
-    address = address_of(folder)
-    target = _LocalTarget(folder) if address is None else _RemoteTarget(address)
-    with target.lock():
-        names = target.names()
+    with exclusive_in(folder):
+        names = set() if is_empty(folder) else {path.name for path in folder.iterdir()}
         existing = ShardFolder(folder).index() if INDEX in names else None
         if names and existing is None and UNFINISHED not in names:
-            raise VitkitError("data.folder-not-empty", f"{target} is not empty: choose a new folder for the shards")
+            raise VitkitError("data.folder-not-empty", f"{folder} is not empty: choose a new folder for the shards")
         plan = _plan(table, size)
-        unfinished_plan = target.read_unfinished_plan() if existing is None and UNFINISHED in names else None
-        earlier_plan = unfinished_plan if existing is None else existing.plan
-        if earlier_plan not in (None, plan.digest):
+        if existing is not None:
+            earlier_plan = existing.plan
+        elif UNFINISHED in names:
+            earlier_plan = str(read_json(folder / UNFINISHED).get("plan"))
+        else:
+            earlier_plan = plan.digest
+        if earlier_plan != plan.digest:
             raise VitkitError(
                 "data.shards-of-others",
-                f"{target} contains shards of other images or labels, or of another --size: choose a new folder, or "
+                f"{folder} contains shards of other images or labels, or of another --size: choose a new folder, or "
                 "delete this one",
             )
         if existing is None:
-            target.write(UNFINISHED, to_json({"plan": plan.digest}) + "\n")
-        target.remove_temporary_files()
-        index = _write_all(plan, target)
+            write_text(folder / UNFINISHED, to_json({"plan": plan.digest}) + "\n")
+        for _, temporary in [*unfinished(folder)]:  # of a call that was killed
+            temporary.unlink()
+        index = _write_all(plan, folder)
         if index != existing:
-            target.write(INDEX, to_json(index.to_dict()) + "\n")
-        target.remove(UNFINISHED)
+            write_text(folder / INDEX, to_json(index.to_dict()) + "\n")
+        (folder / UNFINISHED).unlink(missing_ok=True)
     return index
 
-
-@dataclass(frozen=True)
-class _LocalTarget:
-    """A local folder that shards are written to. `lock` keeps other processes out."""
-
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def lock(self) -> AbstractContextManager[None]:
-        return exclusive_in(self.path)
-
-    def names(self) -> set[str]:
-        return set() if is_empty(self.path) else {path.name for path in self.path.iterdir()}
-
-    def remove_temporary_files(self) -> None:
-        for _, path in [*unfinished(self.path)]:  # of a call that was killed
-            path.unlink()
-
-    def read_unfinished_plan(self) -> str:
-        """Return the digest of the plan of a call that was interrupted."""
-        return str(read_json(self.path / UNFINISHED).get("plan"))
-
-    def write(self, name: str, text: str) -> None:
-        write_text(self.path / name, text)
-
-    def remove(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
-
-    def reading(self, name: str) -> AbstractContextManager[Path]:
-        return contextlib.nullcontext(self.path / name)
-
-    def writing(self, name: str) -> AbstractContextManager[Path]:
-        return replacing(self.path / name)
-
-
-@dataclass(frozen=True)
-class _RemoteTarget:
-    """A remote folder that shards are written to, with the methods of `_LocalTarget`.
-
-    It cannot be locked. If two calls run at the same time, they follow the same plan and write the same bytes.
-    """
-
-    address: str
-
-    def __str__(self) -> str:
-        return self.address
-
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        check_writable(self.address)
-        try:
-            yield
-        finally:
-            clear_caches()
-
-    def names(self) -> set[str]:
-        return names_at(self.address)
-
-    def remove_temporary_files(self) -> None:
-        pass  # a remote file becomes visible only when it is complete
-
-    def read_unfinished_plan(self) -> str:
-        content = read_file(f"{self.address}/{UNFINISHED}")
-        try:
-            return str(from_json(content.decode())["plan"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise VitkitError(
-                "data.shards-damaged",
-                f"{self.address}/{UNFINISHED} is damaged: {error}; delete {self.address}, and write the shards again",
-            ) from error
-
-    def write(self, name: str, text: str) -> None:
-        write_file(f"{self.address}/{name}", text.encode("utf-8", "surrogateescape"))
-
-    def remove(self, name: str) -> None:
-        remove_file(f"{self.address}/{name}")
-
-    def reading(self, name: str) -> AbstractContextManager[Path]:
-        return local_copy(PurePosixPath(self.address) / name)
-
-    @contextlib.contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
-        with TemporaryDirectory() as scratch:
-            yield Path(scratch) / name
-            write_file(f"{self.address}/{name}", Path(scratch) / name)
-
-
-_Target = _LocalTarget | _RemoteTarget
-_Report = Callable[[int], None]  # receives the number of bytes of a shard that have been written so far
 
 # --- The plan -----------------------------------------------------------------------------------------------------
 
@@ -304,23 +203,16 @@ def _padded(length: int, unit: int = _BLOCK) -> int:
 # --- The files ----------------------------------------------------------------------------------------------------
 
 
-def _write_all(plan: _ShardPlan, target: _Target) -> ShardIndex:
+def _write_all(plan: _ShardPlan, folder: Path) -> ShardIndex:
     """Write the shards that do not exist yet, several at a time. Return the index of all shards of the plan."""
-    written = array("q", [0] * len(plan.shards))  # bytes of each shard
-    total = sum(shard.size for shard in plan.shards)
+    total, written = sum(shard.size for shard in plan.shards), 0  # bytes
     is_stopped = Event()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        jobs = [
-            pool.submit(_write_if_missing, plan, shard, target, partial(written.__setitem__, i), is_stopped)
-            for i, shard in enumerate(plan.shards)
-        ]
+        jobs = [pool.submit(_write_if_missing, plan, shard, folder / shard.name, is_stopped) for shard in plan.shards]
         try:
-            waiting: set[Future[tuple[Shard, list[int]]]] = set(jobs)
-            while waiting:
-                finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
-                for job in finished:
-                    job.result()  # raises the error of a job that failed
-                progress("writing shards (MB)", sum(written) // 10**6, total // 10**6)
+            for job in as_completed(jobs):
+                written += job.result()[0].size  # raises the error of a job that failed
+                progress("writing shards (MB)", written // 10**6, total // 10**6)
         except BaseException:
             is_stopped.set()
             pool.shutdown(cancel_futures=True)
@@ -348,11 +240,9 @@ def _write_all(plan: _ShardPlan, target: _Target) -> ShardIndex:
     )
 
 
-def _write_if_missing(
-    plan: _ShardPlan, shard: _PlannedShard, target: _Target, report: _Report, is_stopped: Event
-) -> tuple[Shard, list[int]]:
+def _write_if_missing(plan: _ShardPlan, shard: _PlannedShard, path: Path, is_stopped: Event) -> tuple[Shard, list[int]]:
     """Write a shard, unless an earlier call has. Return it, with the CRC-32 of each of its images."""
-    with contextlib.suppress(FileNotFoundError), target.reading(shard.name) as path, path.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         checksums = []
         for member in shard.members:
             file.seek(member.offset)
@@ -364,27 +254,9 @@ def _write_if_missing(
             file.seek(0)
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             if file.tell() == shard.size:
-                report(shard.size)
                 return Shard(shard.name, shard.size, sha256, shard.split), checksums
-    with target.writing(shard.name) as path:
-        written = _write(plan, shard, path, report, is_stopped)
-    report(shard.size)
-    return written
-
-
-def _write(
-    plan: _ShardPlan, shard: _PlannedShard, path: Path, report: _Report, is_stopped: Event
-) -> tuple[Shard, list[int]]:
     digest, checksums = hashlib.sha256(), []
-    with path.open("wb") as file:
-
-        def add_file(name: str, data: bytes) -> None:
-            header = tarfile.TarInfo(name)  # with fixed times, owner and mode
-            header.size = len(data)
-            for part in (header.tobuf(tarfile.USTAR_FORMAT), data, bytes(-len(data) % _BLOCK)):
-                file.write(part)
-                digest.update(part)
-
+    with replacing(path) as temporary, temporary.open("wb") as output:
         for member in shard.members:
             if is_stopped.is_set():
                 # Not shown: the error of another thread, which stopped this one, is reported.
@@ -402,12 +274,15 @@ def _write(
                 raise VitkitError(
                     "data.image-changed", f"{place} has changed since it was examined: repeat the command"
                 )
-            add_file(f"{member.number:08}{PurePosixPath(plan.table.paths[member.row]).suffix.lower()}", data)
-            for name, content in member.files:
-                add_file(name, content)
+            suffix = PurePosixPath(plan.table.paths[member.row]).suffix.lower()
+            for name, content in ((f"{member.number:08}{suffix}", data), *member.files):
+                header = tarfile.TarInfo(name)  # with fixed times, owner and mode
+                header.size = len(content)
+                for part in (header.tobuf(tarfile.USTAR_FORMAT), content, bytes(-len(content) % _BLOCK)):
+                    output.write(part)
+                    digest.update(part)
             checksums.append(zlib.crc32(data))
-            report(member.end)
         end = bytes(shard.size - shard.members[-1].end)
-        file.write(end)
+        output.write(end)
         digest.update(end)
     return Shard(shard.name, shard.size, digest.hexdigest(), shard.split), checksums

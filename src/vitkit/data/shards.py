@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitkit.data.file_names import is_passed_over, why_ignored
-from vitkit.data.layout import LayoutName, split_of_word
+from vitkit.data.layout import LayoutName
 from vitkit.data.remote import cached_shard, read_file, read_part
-from vitkit.data.storage import UnreadableImageError, entries_in
-from vitkit.data.table import TASKS, EarlierLabel, ImageTable, TaskName, unlabelled_table
+from vitkit.data.storage import SearchLog, UnreadableImageError, entries_in
+from vitkit.data.table import TASKS, EarlierLabel, ImageTable, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, path_or_address, read_bytes
 from vitkit.text.cells import listed, plural
@@ -152,7 +152,7 @@ class ShardIndex:
         if not all(type(k) is int and 0 <= k < len(self.classes) for numbers in self.classes_of for k in numbers):
             raise ValueError("it lists an image of a class that does not exist")
         for shard in self.shards:
-            if not _SHARD.fullmatch(shard.name) or split_of_word(shard.split or "") != shard.split:
+            if not _SHARD.fullmatch(shard.name) or shard.split not in (None, "train", "val", "test"):
                 raise ValueError("it lists a shard with an invalid name or split")
             if not _SHA256.fullmatch(shard.sha256):
                 raise ValueError("it lists a shard with an invalid checksum")
@@ -293,11 +293,12 @@ _REMOTE_FOLDERS: set[str] = set()  # addresses that contain shards; servers are 
 # --- The source ---------------------------------------------------------------------------------------------------
 
 
-MARKS = (INDEX, UNFINISHED, "shard-00000.tar")  # a local folder counts even if its index is missing
-
-
-def has_shards(address: str) -> bool:
-    """Return whether an address contains shards."""
+def is_shard_folder(path: Path) -> bool:
+    """Return whether a folder or address contains shards. A local folder may have lost its index."""
+    address = address_of(path)
+    if address is None:
+        marks = (INDEX, UNFINISHED, "shard-00000.tar")
+        return os.path.isdir(path) and any((path / name).is_file() for name in marks)  # noqa: PTH112  # a Path takes three times as long
     return not any(address.startswith(f"{folder}/") for folder in _REMOTE_FOLDERS) and _has_index(address)
 
 
@@ -310,12 +311,6 @@ def _has_index(address: str) -> bool:
     except OSError as error:
         # The text of the error begins with the address.
         raise VitkitError("data.shards-unreadable", f"cannot read {error}") from error
-
-
-def clear_caches() -> None:
-    """Clear the caches of remote indices and of the results of `has_shards`, because a remote folder has changed."""
-    _index_at.cache_clear()
-    _has_index.cache_clear()
 
 
 def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
@@ -352,15 +347,7 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
     )
 
 
-def read_unlabelled_shards(name: str, path: Path) -> ImageTable:
-    """Return all images of a folder of shards as a table of one class without splits."""
-    table = read_shards(name, path)
-    return unlabelled_table(
-        name,
-        table.root,
-        table.paths,
-        folders=table.folders,
-        layout="pictures without labels: all in the shards",
-        overlooked=table.overlooked,
-        storage=table.storage,
-    )
+def find_all_images(path: Path, _: SearchLog) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the keys of all images in a folder of shards, and lines about what was left out."""
+    table = read_shards(str(path), path)
+    return table.paths, table.overlooked

@@ -7,7 +7,7 @@ lists the kinds of sources, and the module `named` lists the named data sets. Cl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,11 @@ from pathlib import Path
 from vitkit.data import archive, shards
 from vitkit.data.file_names import is_passed_over
 from vitkit.data.layout import LayoutName, read_folder_tree, read_layout, table_of_layout
-from vitkit.data.lists import read_list, read_lists_of_splits
+from vitkit.data.lists import read_list
 from vitkit.data.named import DATASETS
-from vitkit.data.storage import FOLDER_STORAGES, STORAGES, SearchLog, Storage, StorageSigns, entries_in, images_below
+from vitkit.data.storage import FOLDER_STORAGES, STORAGES, SearchLog, Storage, entries_in, images_below
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
-from vitkit.data.table import ImageTable, unlabelled_table
+from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of
 
@@ -30,7 +30,7 @@ from vitkit.system.files import address_of
 class SourceKind:
     """A kind of source: one way to store labelled images.
 
-    A kind with neither suffixes nor marks covers all folders that are of no other kind.
+    A kind with neither suffixes nor `is_at` covers all folders that are of no other kind.
     """
 
     name: str
@@ -40,10 +40,10 @@ class SourceKind:
     read: Callable[..., ImageTable]
     suffixes: tuple[str, ...] = ()  # of files, in lower case
     has_layout: bool = False  # whether it contains folders that may be classes or splits (`--layout`)
-    marks: StorageSigns | None = None  # the files by which a folder of this kind is recognised
+    is_at: Callable[[Path], bool] | None = None  # recognises folders and addresses of this kind
     storage: Callable[[Path], Storage] | None = None  # opens it as a storage; None if each image is a separate file
-    # A function (name, path) that reads all images as one class; None if images of this kind always have labels.
-    read_unlabelled: Callable[..., ImageTable] | None = None
+    # Returns the keys of all images, and lines about what was left out; None if images of this kind always have labels.
+    find_all_images: Callable[[Path, SearchLog], tuple[Sequence[str], Sequence[str]]] | None = None
 
 
 SOURCE_KINDS: dict[str, SourceKind] = {}
@@ -57,12 +57,12 @@ def register(kind: SourceKind) -> None:
     SOURCE_KINDS[kind.name] = kind
     if kind.storage is not None:
         STORAGES.update(dict.fromkeys(kind.suffixes, kind.storage))
-        if kind.marks is not None:
-            FOLDER_STORAGES.append((kind.marks, kind.storage))
+        if kind.is_at is not None:
+            FOLDER_STORAGES.append((kind.is_at, kind.storage))
 
 
 def _suffixes(kind: SourceKind) -> tuple[str, ...]:  # those of the kind that covers folders are ("",)
-    return kind.suffixes or (() if kind.marks is not None else ("",))
+    return kind.suffixes or (() if kind.is_at is not None else ("",))
 
 
 def kind_of_file(path: str | Path) -> SourceKind | None:
@@ -74,7 +74,7 @@ def kind_of_file(path: str | Path) -> SourceKind | None:
 def kind_of(path: Path) -> SourceKind | None:
     """Return the kind of a folder, file or address; None if it does not exist or the file's suffix is unknown."""
     for kind in SOURCE_KINDS.values():
-        if kind.marks is not None and kind.marks.match(path):
+        if kind.is_at is not None and kind.is_at(path):
             return kind
     if not path.is_dir():
         return kind_of_file(path) if path.exists() else None
@@ -180,12 +180,6 @@ def find_source(data: str | Path) -> SourceKind | None:
 
 
 def read_folders(name: str, root: Path, layout_name: LayoutName, *, follow_links: bool = False) -> ImageTable:
-    """Find the images of a folder with class folders, possibly inside split folders.
-
-    Lists `_classes.csv`, as Roboflow writes them, are read instead, unless a layout is requested.
-    """
-    if layout_name == "auto" and (table := read_lists_of_splits(name, root)) is not None:
-        return table
     overlooked = SearchLog(top=root, follow_links=follow_links)
     layout = read_layout(name, read_folder_tree(root, overlooked), layout_name)
     return table_of_layout(name, root, layout, overlooked, partial(images_below, overlooked=overlooked), entries_in)
@@ -203,38 +197,41 @@ def read_unlabelled(data: str | Path, *, follow_links: bool = False) -> ImageTab
 
         root = named.materialise(str(data))
     kind = kind_of(root)
-    if kind is None or kind.read_unlabelled is None:
+    if kind is None or kind.find_all_images is None:
         raise VitkitError("data.source-missing", f"no such folder or archive of pictures: {data}")
-    return kind.read_unlabelled(str(data), root, **_link_arguments(kind, data, follow_links=follow_links))
-
-
-def read_unlabelled_folder(name: str, root: Path, *, follow_links: bool = False) -> ImageTable:
-    overlooked = SearchLog(follow_links=follow_links)
-    paths = images_below(root, overlooked)
-    if not paths:
-        notes = "".join(f"; {line}" for line in overlooked.lines(root))
-        raise VitkitError("data.images-missing", f"no images below {name}{notes}")
-    return unlabelled_table(
-        name,
-        root.resolve(),
-        paths,
+    _link_arguments(kind, data, follow_links=follow_links)
+    is_local, overlooked = address_of(root) is None, SearchLog(follow_links=follow_links)
+    root = root.resolve() if is_local else root
+    keys, lines = kind.find_all_images(root, overlooked)
+    if not keys:
+        raise VitkitError("data.images-missing", "; ".join([f"no images below {data}", *lines]))
+    return ImageTable(
+        name=str(data),
+        root=root,
+        classes=(UNLABELLED,),
+        paths=tuple(keys),
+        labels=(0,) * len(keys),
+        splits=(None,) * len(keys),
         ignored=dict(overlooked.ignored),
-        folders=(root.resolve(),),
+        folders=(root,) if is_local else (),
         layout="pictures without labels: all subfolders are included",
-        overlooked=tuple(overlooked.lines(root)),
+        overlooked=tuple(lines),
+        storage=None if kind.storage is None else kind.storage(root),
     )
+
+
+def find_images_in_folder(root: Path, overlooked: SearchLog) -> tuple[Sequence[str], Sequence[str]]:
+    return images_below(root, overlooked), overlooked.lines(root)
 
 
 def has_no_folders(data: str | Path, *, follow_links: bool = False) -> bool:
     """Return whether a folder or archive contains images, none of them in a subfolder."""
     root = Path(data)
     kind = kind_of(root)
-    if kind is None or kind.read_unlabelled is None:
+    if kind is None or kind.find_all_images is None:
         return False
-    if kind.storage is None:
-        paths = images_below(root, SearchLog(follow_links=follow_links))
-        return bool(paths) and not any("/" in path for path in paths)
-    return not any("/" in key for key in kind.read_unlabelled(str(data), root).paths)
+    keys, _ = kind.find_all_images(root, SearchLog(follow_links=follow_links))
+    return bool(keys) and not any("/" in key for key in keys)
 
 
 for _row in (
@@ -243,7 +240,7 @@ for _row in (
         "a folder with one sub-folder of images per class",
         read_folders,
         has_layout=True,
-        read_unlabelled=read_unlabelled_folder,
+        find_all_images=find_images_in_folder,
     ),
     SourceKind("list", "a CSV", read_list, (".csv", ".tsv")),
     SourceKind(
@@ -253,15 +250,15 @@ for _row in (
         archive.SUFFIXES,
         has_layout=True,
         storage=archive.Archive,
-        read_unlabelled=archive.read_unlabelled_archive,
+        find_all_images=archive.find_all_images,
     ),
     SourceKind(
         "folder of shards",
         "a folder of shards",
         shards.read_shards,
-        marks=StorageSigns(shards.MARKS, shards.has_shards),
+        is_at=shards.is_shard_folder,
         storage=shards.ShardFolder,
-        read_unlabelled=shards.read_unlabelled_shards,
+        find_all_images=shards.find_all_images,
     ),
 ):
     register(_row)

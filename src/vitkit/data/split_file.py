@@ -17,7 +17,7 @@ from vitkit.data import named
 from vitkit.data.file_facts import FactDatabase, stamp_of
 from vitkit.data.file_names import SUFFIXES
 from vitkit.data.named import DATASETS
-from vitkit.data.seen import DIGEST, PictureRecord
+from vitkit.data.seen import DIGEST
 from vitkit.data.sources import storage_at
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import Place, Storage, UnreadableImageError, image_exists, open_place, walk
@@ -270,14 +270,6 @@ def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
         return {}
     old_and_new = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True)
     return {new: groups[old] for old, new in old_and_new if old in groups}
-
-
-def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | None]:
-    """Return the role of a run's images in a picture record, by path; None for images that are not in the record.
-
-    Images whose digests the run did not record are left out.
-    """
-    return record.roles_of(read_contents(split_file))
 
 
 def move_run(split_file: Path, root: Path) -> None:

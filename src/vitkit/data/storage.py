@@ -4,7 +4,7 @@ All code that reads pictures takes a `Place`: the path of a file, or an image in
 inside an archive: `flowers.zip/daisy/1.jpg` names an image in the archive `flowers.zip`. In the same way, a path or a
 URL can continue inside a folder of shards. Such names are used on the command line and in files of predictions.
 
-`walk`, `folder_tree` and `find_images` search folders on disk, and recognise image files by their names.
+`walk` and `find_images` search folders on disk, and recognise image files by their names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.errors import VitkitError
-from vitkit.system.files import address_of
 from vitkit.text.cells import listed, plural
 
 
@@ -94,22 +93,8 @@ Opener = Callable[[Path], Storage]
 STORAGES: dict[str, Opener] = {}  # by the suffix of their files; `data.sources` registers them
 
 
-@dataclass(frozen=True)
-class StorageSigns:
-    """The signs by which a folder or an address is recognised as a certain kind of storage."""
-
-    files: tuple[str, ...]  # a local folder is of this kind if it contains one of these files
-    is_at: Callable[[str], bool] | None = None  # returns whether an address is of this kind; None if no address is
-
-    def match(self, path: Path) -> bool:
-        """Return whether a folder or address is of this kind. Raise VitkitError if a server does not answer."""
-        address = address_of(path)
-        if address is None:
-            return os.path.isdir(path) and any((path / name).is_file() for name in self.files)  # noqa: PTH112  # see `image_exists`
-        return self.is_at is not None and self.is_at(address)
-
-
-FOLDER_STORAGES: list[tuple[StorageSigns, Opener]] = []  # `data.sources` registers them, too
+# How a folder or an address of a kind of storage is recognised, and opened. `data.sources` registers them, too.
+FOLDER_STORAGES: list[tuple[Callable[[Path], bool], Opener]] = []
 
 
 def storage_at(path: Path) -> Storage | None:
@@ -121,7 +106,7 @@ def storage_at(path: Path) -> Storage | None:
     opener = STORAGES.get(path.suffix.lower())
     if opener is not None and os.path.isfile(path):  # noqa: PTH113  # see `image_exists`
         return opener(path)
-    return next((open_folder(path) for signs, open_folder in FOLDER_STORAGES if signs.match(path)), None)
+    return next((open_folder(path) for is_of_kind, open_folder in FOLDER_STORAGES if is_of_kind(path)), None)
 
 
 def open_place(place: str | Place) -> BinaryIO:
@@ -210,10 +195,6 @@ class SearchLog:
     top: Path | None = None  # the folder that links may not leave; None for the folder that is searched
     follow_links: bool = False  # whether to follow links that lead out of `top`
 
-    def add_unreadable(self, error: OSError) -> None:
-        """Record a folder that could not be read."""
-        self.unreadable[str(error.filename)] = (error.strerror or type(error).__name__).lower()
-
     def add_hidden(self, folder: str | Path) -> None:
         """Record a folder that is ignored because of its name, but only if it contains images."""
         if str(folder) not in self.hidden:
@@ -277,31 +258,14 @@ def entries_in(folder: Path) -> list[tuple[str, bool]]:
     return [(child.name, child.is_file()) for child in folder.iterdir()]
 
 
-Branch = tuple[Path, bool, list["Branch"]]  # a folder, whether it contains images directly, and the folders in it
-
-
-def folder_tree(path: Path, overlooked: SearchLog, above: tuple[str, ...] = ()) -> Branch:
-    """Return the tree of folders below `path`. `above` holds the real paths of the folders from the root to `path`.
-
-    A link to one of these is not followed, because the tree would be infinite.
-    """
-    real = os.path.realpath(path)
-    if real in above:
-        return path, False, []
-    top = above[0] if above else real
-    folders, files, _ = _entries(str(path), overlooked, top)
-    has_images = any(why_ignored(name) is None for name in files)
-    return path, has_images, [folder_tree(path / child, overlooked, (*above, real)) for child in folders]
-
-
-def _entries(folder: str, overlooked: SearchLog, top: str) -> tuple[list[str], list[str], list[str]]:
+def scan_folder(folder: str, overlooked: SearchLog, top: str) -> tuple[list[str], list[str], list[str]]:
     """Return the sorted names of the folders to enter, the files, and the folders that are ignored by name."""
     folders, files, ignored = list[str](), list[str](), list[str]()
     try:
         with os.scandir(folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
     except OSError as error:
-        overlooked.add_unreadable(error)
+        overlooked.unreadable[str(error.filename)] = (error.strerror or type(error).__name__).lower()
         entries = []
     for entry in entries:
         is_folder = False
@@ -334,7 +298,7 @@ def _walk(folder: Path, overlooked: SearchLog) -> Iterator[tuple[str, list[str]]
         if (real := os.path.realpath(parent)) in visited:  # reached a second time through a link
             continue
         visited.add(real)
-        folders, files, ignored = _entries(parent, overlooked, top)
+        folders, files, ignored = scan_folder(parent, overlooked, top)
         overlooked.ignored.update(f"folder {name}" for name in ignored)
         yield parent, files
         waiting += [os.path.join(parent, name) for name in reversed(folders)]  # noqa: PTH118  # faster than a Path
@@ -363,31 +327,16 @@ def find_images(sources: Iterable[str], overlooked: SearchLog | None = None) -> 
         if Path(source).exists() or below_storage(source) is not None:
             paths = _images_of(source, overlooked)
         else:
-            paths = _matching(source, overlooked)
+            matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
+            if not matches:
+                raise VitkitError("data.source-missing", f"no such file, folder or pattern: {source}")
+            paths = [path for match in matches for path in _images_of(match, overlooked)]
         if not paths:
             unreadable = list(overlooked.unreadable.items())[unreadable_before:]
             because = "".join(f": {folder} cannot be read ({reason})" for folder, reason in unreadable[:1])
             raise VitkitError("data.images-missing", f"no images in {source}{because}")
         found += sorted(paths, key=natural_key)
     return found
-
-
-def _matching(pattern: str, overlooked: SearchLog) -> list[str]:
-    """Return the images that match a glob pattern, and those in matching folders."""
-    matches = glob.glob(pattern, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
-    if not matches:
-        raise VitkitError("data.source-missing", f"no such file, folder or pattern: {pattern}")
-    paths: list[str] = []
-    typed = Path(pattern).parts
-    for match in matches:
-        folders = Path(match).parts if Path(match).is_dir() else Path(match).parts[:-1]
-        # `glob` matches a leading dot only if the user typed it. Folders that the user typed are searched in any case.
-        hidden = [part for part in folders if is_passed_over(part) and part[0] != "." and part not in typed]
-        if hidden:
-            overlooked.hidden.add(match[: match.index(hidden[0]) + len(hidden[0])])
-        else:
-            paths += _images_of(match, overlooked)
-    return paths
 
 
 def _images_of(source: str, overlooked: SearchLog) -> list[str]:

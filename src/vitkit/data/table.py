@@ -166,19 +166,26 @@ def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None
     )
 
 
-def unlabelled_table(name: str, root: Path, keys: Sequence[str], **fields: Any) -> ImageTable:
-    """Build a table of images without labels and splits. `fields` are further fields of `ImageTable`."""
-    return ImageTable(name, root, (UNLABELLED,), tuple(keys), (0,) * len(keys), (None,) * len(keys), **fields)
-
-
-def refuse_lookalikes(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
+def refuse_lookalikes(name: str, classes: Sequence[str], rows: Iterable[Row] = ()) -> None:
     """Raise VitkitError if two class names differ but look the same; the message names a row with the second one."""
-    if (lookalikes := find_lookalikes(classes)) is not None:
-        first, second, difference = lookalikes
+    first_names: dict[str, str] = {}  # the first name of each form
+    for second in classes:
+        first = first_names.setdefault(normal_form(second), second)
+        if first == second:
+            continue
+        # Names that consist of the same characters differ in their spaces.
+        differ = [c for c in second + first if (c in first) != (c in second)] or [" "]
+        # Describe the character that is hardest to see.
+        differ.sort(key=lambda c: (not _INVISIBLE.match(c), not c.isspace(), not unicodedata.combining(c)))
+        code = ord(differ[0])
+        difference = f"U+{code:04X} {unicodedata.name(differ[0], '(a control character)')}"
+        if 0xDC80 <= code <= 0xDCFF:  # Python's `surrogateescape` stores other bytes so
+            difference = f"the byte 0x{code - 0xDC00:02X}, which is not UTF-8"
         example = next((f" (the latter in {path})" for path, label, _ in rows if second in label), "")
-        pair = f"{first!r} and {second!r}{example}"
         raise VitkitError(
-            "data.classes-alike", f"{name}: the classes {pair} look the same, and differ in {difference}: rename one"
+            "data.classes-alike",
+            f"{name}: the classes {first!r} and {second!r}{example} look the same, and differ in {difference}: rename "
+            "one",
         )
 
 
@@ -344,26 +351,6 @@ def normal_form(name: str) -> str:
     Accents are composed (NFC), invisible characters are removed, and other spaces become single spaces.
     """
     return " ".join(unicodedata.normalize("NFC", without_invisible(name)).split())
-
-
-def _describe_character(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":  # Python's `surrogateescape` stores other bytes so
-        return f"the byte 0x{ord(character) - 0xDC00:02X}, which is not UTF-8"
-    return f"U+{ord(character):04X} {unicodedata.name(character, '(a control character)')}"
-
-
-def find_lookalikes(names: Iterable[str]) -> tuple[str, str, str] | None:
-    """Return two names that differ but look the same, and describe a character in which they differ; or None."""
-    first: dict[str, str] = {}  # the first name of each form
-    for name in names:
-        other = first.setdefault(normal_form(name), name)
-        if other != name:
-            # Names that consist of the same characters differ in their spaces.
-            differ = [c for c in name + other if (c in name) != (c in other)] or [" "]
-            # Describe the character that is hardest to see.
-            differ.sort(key=lambda c: (not _INVISIBLE.match(c), not c.isspace(), not unicodedata.combining(c)))
-            return other, name, _describe_character(differ[0])
-    return None
 
 
 def check_names(classes: Iterable[object]) -> None:

@@ -1,15 +1,14 @@
 """Datasets that the user passes: objects that return (image, label) by index, like torchvision's datasets.
 
 If a dataset returns tensors, it has preprocessed its pictures itself, and the trained model must preprocess files in
-the same way. This module infers the preprocessing from the dataset's torchvision transforms, and checks it on the
-dataset's files. If it cannot be inferred, it is not guessed but reported as unknown.
+the same way. Unless the user states how, the preprocessing of files is unknown, and the model refuses them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,218 +21,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitkit.data.augment import Augment
-from vitkit.data.decode import decode
 from vitkit.data.doctor.keypoints import find_keypoints, working_copy
 from vitkit.data.file_facts import LEAST_SIDE, THUMBNAIL, Facts
 from vitkit.data.loading import Images, apply_seeded
 from vitkit.data.picture import flattened
-from vitkit.data.preprocess import Fit, Interpolation, Preprocess, scale_text
-from vitkit.data.table import ImageTable, check_names, find_lookalikes
+from vitkit.data.preprocess import Preprocess
+from vitkit.data.table import ImageTable, check_names, refuse_lookalikes
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import progress
-from vitkit.text.arguments import is_number
 
 NAME = "datasets given from Python"
-_LIBRARIES = ("torchvision", "timm")
-_TO_FLOAT = ("ToTensor", "MaybeToTensor", "ConvertImageDtype")  # transforms that scale pixels from 0 ... 255 to 0 ... 1
-_NO_CHANGE = ("ToImage", "ToPILImage", "PILToTensor", "MaybePILToTensor", "ToPureTensor", "Identity")
-_CHECKED = 3  # pictures with which the preprocessing is checked
-_TOLERANCE = 1.0  # of 255 levels: the largest mean difference of such a picture
-
-
-@dataclass
-class _Steps:
-    """The combined effect of the transforms that have been read so far."""
-
-    resized: int | tuple[int, int] | None = None  # the short side, or (height, width)
-    size: tuple[int, int] | None = None  # (height, width) after these transforms; None if it depends on the picture
-    interpolation: Interpolation = "bilinear"
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    is_float: bool = False  # whether the pixels have been converted to floats from 0 to 1
-
-
-def _unknown(reason: str) -> VitkitError:
-    return VitkitError("data.preprocess-unknown", reason)
-
-
-def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[int], Any]) -> Preprocess:
-    """Infer the preprocessing of a dataset of tensors from its transforms, and check it on the files of some images.
-
-    Args:
-        dataset: a dataset with its transforms in the attribute `transform`, as in torchvision, or a subset of such a
-            dataset.
-        shape: (C, height, width) of its tensors.
-        item: a function that returns the dataset's image with the given index.
-
-    Raises:
-        VitkitError: the preprocessing cannot be determined; the message is the reason, such as `RandomErasing changes
-            pictures at random`.
-    """
-    transforms, steps = [*_transforms_of(dataset)], _Steps()
-    if not transforms:
-        raise _unknown("it has no attribute `transform` that describes their preparation")
-    for transform in transforms:
-        _add_step(steps, transform)
-    channels, size = shape[0], shape[1:]
-    mean, std = steps.mean or (0.0,), steps.std or (1.0,)
-    mean = mean * channels if len(mean) == 1 else mean
-    std = std * channels if len(std) == 1 else std
-    if not len(mean) == len(std) == channels:
-        raise _unknown(f"Normalize has {len(mean)} channels, but the tensors have {channels}")
-    if not steps.is_float:
-        raise _unknown("no transform scales the pixels to 0 ... 1")
-    if steps.resized is None:
-        raise _unknown("it has no Resize, so it is unknown how pictures of other sizes are prepared")
-    if steps.size not in (None, size):
-        raise _unknown(f"its transforms give {steps.size} pixels, but its tensors have {size}")
-    preprocess = Preprocess(size=size, fit="squash", interpolation=steps.interpolation, mean=mean, std=std)
-    if steps.resized != size:  # there is a crop after Resize
-        full_h, full_w = steps.resized if isinstance(steps.resized, tuple) else (steps.resized, steps.resized)
-        crop_pct = size[0] / full_h
-        if crop_pct != size[1] / full_w or crop_pct > 1:
-            raise _unknown(
-                f"its tensors have {size} pixels, but a crop after Resize({steps.resized}) must keep the same share of "
-                "both sides, at most 1"
-            )
-        fit: Fit = "crop" if isinstance(steps.resized, int) else "squash_crop"
-        preprocess = replace(preprocess, fit=fit, crop_pct=crop_pct)
-    for index in np.linspace(0, len(dataset) - 1, _CHECKED).astype(int).tolist() if len(dataset) else ():
-        file = _file_of(dataset, index)
-        tensor = None if file is None else item(index)
-        if file is None or not isinstance(tensor, Tensor):
-            continue
-        try:
-            expected = preprocess(decode(file, preprocess.short_side))
-        except VitkitError:  # the file cannot be read
-            continue
-        difference = (np.abs(expected - tensor.numpy()) * np.array(preprocess.std)[:, None, None] * 255).mean()
-        if difference > _TOLERANCE:
-            text = f"its tensor of {file.name} differs from what its transforms give"
-            raise _unknown(f"{text}, by {difference:.0f} of 255 levels in the mean")
-    return preprocess
-
-
-def read_normalisation(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return the mean and standard deviation of a dataset's normalisation; None if they are unknown."""
-    for transform in _transforms_of(dataset):
-        if _is(transform, "Normalize"):
-            try:
-                return _floats(transform.mean), _floats(transform.std)
-            except VitkitError:  # they are not numbers
-                return None
-    return None
-
-
-# --- The transforms ------------------------------------------------------------------------------------------
-
-
-def _transforms_of(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset's transforms in the order of application. For a subset, the inner dataset's come first."""
-    inner = getattr(dataset, "dataset", None)
-    if inner is not None and inner is not dataset:
-        yield from _transforms_of(inner)
-    remaining = [getattr(dataset, "transform", None)]
-    while remaining:
-        transform: Any = remaining.pop(0)
-        if _is(transform, "Compose"):
-            remaining = [*transform.transforms, *remaining]
-        elif isinstance(transform, torch.nn.Sequential):
-            remaining = [*transform, *remaining]
-        elif transform is not None:
-            yield transform
-
-
-def _is(transform: Any, *names: str) -> bool:
-    """Return whether a transform is one of the named classes of torchvision or timm."""
-    kind = type(transform)
-    return kind.__module__.partition(".")[0] in _LIBRARIES and kind.__name__ in names
-
-
-def _add_step(steps: _Steps, transform: Any) -> None:
-    """Add the effect of one transform to `steps`. VitkitError: the effect is unknown."""
-    name = type(transform).__name__
-    if _is(transform, *_NO_CHANGE) or isinstance(transform, torch.nn.Identity):
-        return
-    if _is(transform, "Resize"):
-        max_size, antialias = getattr(transform, "max_size", None), getattr(transform, "antialias", True)
-        _add_resize(steps, transform.size, transform.interpolation, max_size, antialias)
-    elif _is(transform, "CenterCrop"):
-        _add_crop(steps, transform.size)
-    elif _is(transform, *_TO_FLOAT):
-        if getattr(transform, "dtype", torch.float32) is not torch.float32:
-            raise _unknown(f"{name} converts pixels to {transform.dtype}, not float32")
-        steps.is_float = True
-    elif _is(transform, "ToDtype"):
-        if transform.dtype is not torch.float32 or not (transform.scale or steps.is_float):
-            raise _unknown("ToDtype does not scale the pixels to 0 ... 1")
-        steps.is_float = True
-    elif _is(transform, "Normalize"):
-        if steps.mean is not None or not steps.is_float:
-            raise _unknown("Normalize is applied to something other than pixels from 0 to 1")
-        steps.mean, steps.std = _floats(transform.mean), _floats(transform.std)
-    elif _is(transform, "Grayscale") and int(transform.num_output_channels) == 1:
-        return  # a preprocessing with one channel does this
-    elif _is(transform, "ImageClassification"):  # the transforms of torchvision's published weights
-        _add_resize(steps, transform.resize_size, transform.interpolation, None, transform.antialias)
-        _add_crop(steps, transform.crop_size)
-        steps.is_float, steps.mean, steps.std = True, _floats(transform.mean), _floats(transform.std)
-    elif name.startswith(("Random", "AutoAugment", "RandAugment", "TrivialAugment", "AugMix", "ColorJitter")):
-        raise _unknown(f"{name} changes pictures at random")
-    else:
-        raise _unknown(f"vitkit does not know what the transform {name} does")
-
-
-def _add_resize(steps: _Steps, size: Any, interpolation: Any, max_size: int | None, antialias: bool | None) -> None:
-    if steps.resized is not None or steps.mean is not None:
-        raise _unknown("pictures are resized twice, or after the normalisation")
-    if max_size is not None:
-        raise _unknown("Resize with max_size is not supported")
-    if steps.is_float and antialias is False:
-        raise _unknown("Resize without antialias is not supported")
-    sides, name = _sides(size), str(getattr(interpolation, "value", interpolation))
-    if name not in ("nearest", "bilinear", "bicubic", "lanczos"):
-        raise _unknown(f"Resize with interpolation {name} is not supported")
-    steps.size = (sides[0], sides[1]) if len(sides) == 2 else None
-    steps.resized = steps.size or sides[0]
-    steps.interpolation = name  # type: ignore[assignment]
-
-
-def _add_crop(steps: _Steps, size: Any) -> None:
-    if steps.resized is None:
-        raise _unknown("CenterCrop without Resize before it is not supported")
-    sides = _sides(size)
-    steps.size = (sides[0], sides[-1])
-
-
-def _sides(size: Any) -> tuple[int, ...]:
-    sides = tuple(size) if isinstance(size, Sequence) else (size,)
-    if not 1 <= len(sides) <= 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise _unknown(f"the size {size!r:.40} of a transform is not one or two positive whole numbers")
-    return sides
-
-
-def _floats(values: Any) -> tuple[float, ...]:
-    numbers = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
-    numbers = tuple(numbers) if isinstance(numbers, Iterable) else (numbers,)
-    if not all(map(is_number, numbers)):
-        raise _unknown("the mean or std of Normalize does not consist of numbers")
-    return tuple(map(float, numbers))
-
-
-def _file_of(dataset: Any, index: int) -> Path | None:
-    """Return the file of an image of a dataset; None if the dataset does not name it."""
-    if (inner := getattr(dataset, "dataset", None)) is not None:
-        indices = getattr(dataset, "indices", None)
-        return None if indices is None else _file_of(inner, int(indices[index]))
-    for name in ("samples", "imgs", "images_path"):
-        files = getattr(dataset, name, None)
-        if isinstance(files, Sequence):
-            entry = files[index] if 0 <= index < len(files) else None
-            if isinstance(entry, (tuple, list)) and entry:  # (path, label)
-                entry = entry[0]
-            return Path(entry) if isinstance(entry, (str, Path)) and Path(entry).is_file() else None
-    return None
 
 
 class Labelled(Protocol):
@@ -264,8 +61,8 @@ class Datasets:
         val: the validation images; None if there are none.
         class_names: the class names, in the order of the labels; None to use `train.classes`.
         preprocess: for datasets of tensors, the preprocessing that made the tensors; for datasets of PIL images, the
-            preprocessing to apply. Every form that `weights.preprocessing` accepts is allowed. None means that it is
-            inferred from the datasets' transforms for tensors, and that PIL images get the model's preprocessing.
+            preprocessing to apply. Every form that `weights.preprocessing` accepts is allowed. None means that the
+            trained model accepts only tensors, or that PIL images get the model's preprocessing.
     """
 
     train: Labelled
@@ -302,12 +99,7 @@ class Datasets:
             raise VitkitError(
                 "data.class-names-invalid", f"class_names must be two or more different names, not {list(names)}"
             )
-        if (lookalikes := find_lookalikes(names)) is not None:
-            raise VitkitError(
-                "data.classes-alike",
-                f"class_names: {lookalikes[0]!r} and {lookalikes[1]!r} look the same, and differ in {lookalikes[2]}: "
-                "rename one",
-            )
+        refuse_lookalikes("class_names", names)
         check_names(names)
         return names
 
@@ -417,34 +209,6 @@ class Survey:
         """Return a hash of the labels, and also of the images if the datasets return the same images each time."""
         content = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
         return hashlib.sha256(repr(content).encode()).hexdigest()
-
-    def preprocess_of(self, datasets: Datasets, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
-        """Determine the preprocessing with which the trained model must read files. Return it with notes for the user.
-
-        If there are validation images, their transforms decide, because files must be prepared like the images on which
-        the model is evaluated. If the transforms cannot be interpreted, `unknown` of the result has the reason.
-
-        Args:
-            datasets: the datasets of this survey.
-            preprocess: the model's preprocessing, which is returned for PIL images. Its size must be that of the
-                tensors (`check`).
-        """
-        name, dataset = "train", datasets.train
-        if datasets.val is not None and "val" in self.table.splits:
-            name, dataset = "val", datasets.val
-        if all(name != dataset_name for dataset_name, _ in self.shapes):  # it contains PIL images
-            return preprocess, []
-        try:
-            shape = (len(preprocess.mean), *preprocess.size)
-            inferred = read_preprocess(dataset, shape, lambda i: read_item(dataset, i, name)[0])
-        except VitkitError as error:
-            unknown = f"{name} gave tensors, and {error}"
-            note = f"note: the model cannot read files: {unknown}; state how files are prepared with preprocess="
-            return replace(preprocess, unknown=unknown), [note]
-        in_val, in_train = (inferred.mean, inferred.std), read_normalisation(datasets.train)
-        if name == "train" or in_train is None or in_train == in_val:
-            return inferred, []
-        return inferred, [f"problem: train normalises by {scale_text(*in_train)}, and val by {scale_text(*in_val)}"]
 
     def check(self, preprocess: Preprocess) -> None:
         """Raise VitkitError if the shape of a tensor differs from the model's input; the message names the tensor."""

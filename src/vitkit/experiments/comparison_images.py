@@ -31,7 +31,6 @@ from vitkit.data import (
     read_contents,
     read_source,
     roles_after_training,
-    roles_in_run,
     split_from_file,
 )
 from vitkit.errors import VitkitError
@@ -147,7 +146,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> Comparis
             )
         held_out = len(tested)
         if (record := read_record(folder, read_description(folder))) is not None:
-            roles = roles_in_run(folder / SPLIT, PictureRecord.from_bytes(record, folder))
+            roles = PictureRecord.from_bytes(record, folder).roles_of(contents)
             seen_by_run = seen_to_exclude({table.paths[i]: roles.get(table.paths[i]) for i in tested}, split)
             seen[model] = seen.get(model, frozenset()) | frozenset(seen_by_run)
         recipe = load_run_recipe(folder / RECIPE)

@@ -74,8 +74,7 @@ def bundled_name(data: str | None) -> str | None:
     """Return the name of the bundled recipe for data; None if there is none."""
     if data is None or Path(data).exists() or data not in DATASETS:
         return None
-    name = DATASETS[data].name
-    return name if name in bundled() else None
+    return data if data in bundled() else None
 
 
 def describe_changed_fields(recipe: Recipe) -> list[str]:

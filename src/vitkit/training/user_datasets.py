@@ -123,15 +123,15 @@ class _DatasetRun:
         reasons += model_reasons
         model_preprocess = run.blueprint.preprocess
         self.survey.check(model_preprocess)
+        evaluated = "val" if "val" in table.splits else "train"
         if given_preprocess is not None:
             self.preprocess = preprocess_of(given_preprocess, model_preprocess)
             reasons.append(f"files are preprocessed as you specified: {described(self.preprocess.to_dict())}")
+        elif any(name == evaluated for name, _ in self.survey.shapes):  # its images are tensors
+            self.preprocess = replace(model_preprocess, unknown="it was trained on tensors")
+            reasons.append("note: the model cannot read files: state how the tensors were made with preprocess=")
         else:
-            self.preprocess, notes = self.survey.preprocess_of(self.datasets, model_preprocess)
-            if self.preprocess != model_preprocess and not self.preprocess.unknown:
-                how = described(self.preprocess.to_dict())
-                reasons.append(f"files are preprocessed like the datasets' transforms: {how}")
-            reasons += notes
+            self.preprocess = model_preprocess
         run.recipe, run.reasons = run.blueprint.recipe, reasons
         if run.out is not None and run.reserve is not None:
             run.reserve(run.out)

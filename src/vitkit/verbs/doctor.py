@@ -237,7 +237,7 @@ _PRINTED = 20  # the number of suspects in the printed table
 
 def _review_labels(file: Path, out: Path | None, labels: Path | None, data_root: Path | None, *, force: bool) -> Result:
     """List the undecided suspects of a label_errors.csv, and write a page with their pictures if `out` is not None."""
-    from vitkit.data.labels import chance_in_words, expected_correct_labels, read_suspects
+    from vitkit.data.labels import chance_in_words, read_suspects
     from vitkit.data.split_file import check_images, images_of_run, read_contents, split_from_file
     from vitkit.data.splits import held_out_split
     from vitkit.evaluation.registry import read_figures
@@ -293,7 +293,7 @@ def _review_labels(file: Path, out: Path | None, labels: Path | None, data_root:
     facts = {**counts, "file": file, "suspects": suspects, "changed": changed, "notes": tuple(notes), "out": out}
     json = {
         **counts,
-        "expected_by_chance": expected_correct_labels(suspects),
+        "expected_by_chance": sum(suspect.chance for suspect in suspects),
         **({"changed": changed} if changed else {}),
         "notes": notes,
         "suspects": [suspect._asdict() for suspect in suspects],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.system.files import address_of, path_or_address
+from vitkit.system.files import check_local
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments, path_text
 from vitkit.text.cells import plural
@@ -47,8 +47,8 @@ def shard(
 
     Args:
         data: a folder, a CSV file, an archive, or the name of a data set.
-        folder: the folder to write, or an address such as s3://bucket/flowers-shards; it must be missing, empty, or the
-            result of an earlier call with the same arguments.
+        folder: the folder to write; it must be missing, empty, or the result of an earlier call with the same
+            arguments. To read it over a network, copy it to object storage or a web server.
         size: the largest size of a shard, in kB, MB or GB.
         labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
@@ -56,14 +56,13 @@ def shard(
         progress: called with the current task, the number of finished items and the total number of items.
 
     Returns:
-        A result with the facts `folder` and `place` (the folder or address, as a path and as text), `images` (the
+        A result with the facts `folder` and `place` (the folder, as a path and as text), `images` (the
         number of images in the shards), `index` (every image with its shard, position, class and split) and `notes`
         (how folders were read, and lines about files that were left out because they are not images of a class). Its
         table has the name, split, bytes, number of images and SHA-256 of each shard.
 
     Raises:
-        VitkitError: the data cannot be understood, no image can be read, the folder contains something else, or the
-            address is read-only.
+        VitkitError: the data cannot be understood, no image can be read, or the folder contains something else.
         OSError: a shard cannot be written.
     """
     from vitkit.data.corrections import read_corrected
@@ -72,6 +71,7 @@ def shard(
     from vitkit.data.sources import has_no_folders, read_unlabelled
 
     target, labels = Path(path_text(folder, "the folder")), path_of(labels)
+    check_local(target)
     match = _SIZE.fullmatch(size.strip())
     if match is None:
         raise VitkitError("verbs.option-invalid", f"--size must be a size such as 256MB or 1GB, not {size!r}")
@@ -82,10 +82,9 @@ def shard(
         table = read_unlabelled(data, follow_links=follow_links)
     else:
         table = read_corrected(str(data), labels, layout, follow_links=follow_links, may_be_one_class=True)
-    if address_of(target) is None:
-        check_outside("the folder", target, map(str, table.folders))
+    check_outside("the folder", target, map(str, table.folders))
     index = write_shards(table, target, max_bytes)
-    place, images, left_out = path_or_address(target), len(index.keys), index.left_out
+    place, images, left_out = str(target), len(index.keys), index.left_out
     notes = [*filter(None, [table.layout]), *(finding.text for finding in check_files(table, {}))]
     counts, total = Counter(index.shard_of), sum(shard.size for shard in index.shards)
     rows = [

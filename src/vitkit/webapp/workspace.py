@@ -53,7 +53,7 @@ class Labels:
         self._news: list[str] = []  # notes that the user has not seen yet
 
     def read(self) -> LabelFile:
-        """Return the current content of the label file. Only rows that were added since the last call are parsed."""
+        """Return the current content of the label file."""
         with self._lock:
             try:
                 status = self.file.stat()
@@ -62,7 +62,7 @@ class Labels:
                 stamp = None
             if self._known is None or stamp != self._stamp:
                 self._check_registry(exists=stamp is not None)
-                self._accept(labels_so_far(self.file, self._known))
+                self._accept(labels_so_far(self.file))
                 self._stamp = stamp
             assert self._known is not None
             return self._known
@@ -105,10 +105,10 @@ class Labels:
             before = self.read()
             rows_before = set(before.edits)
             removable = rows_before - self._foreign
-            removed = undo_edits(self.file, removable.__contains__, before)
+            removed = undo_edits(self.file, removable.__contains__)
             for edit in removed:
                 self._written.pop(edit, None)
-            self._known = labels_so_far(self.file, before)
+            self._known = labels_so_far(self.file)
             self._stamp = ()  # so that the file is read again
             self._foreign |= set(self._known.edits) - rows_before  # rows that appeared meanwhile
             if removed:
