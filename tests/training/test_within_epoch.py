@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 import runs
 import warm
@@ -131,26 +130,6 @@ def test_a_killed_run_loses_no_more_than_what_came_after_its_checkpoint(
     assert recipes[0].replace('save_every = "0.001s"\n', "") == recipes[1]
     runs.assert_same_weights(folder, whole)
     assert runs.metrics(folder) == runs.metrics(whole)
-
-
-def test_workers_go_back_to_good_weights_as_well(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights of the last good epoch are in the checkpoint."""
-    folder = tmp_path / "run"
-    with reporting_to(signal_at(2, 3)), pytest.raises(Interrupted):
-        run.train(runs.quick(data), folder)
-    seen: dict[str, Tensor] = {}
-
-    def start(loop: Loop) -> None:
-        seen.update(loop.state.safe_point.weights["model"])
-        raise Killed
-
-    monkeypatch.setattr(Loop, "train_epoch", start)
-    with pytest.raises(Killed):
-        run.resume(folder)
-    kept = runs.weights(folder)  # of the first epoch, the best so far
-    assert seen.keys() == kept.keys()
-    assert all(torch.equal(seen[name], kept[name]) for name in kept)
-    assert not all(torch.equal(stored(folder)["model"][name], kept[name]) for name in kept)
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.booleans(), st.data())

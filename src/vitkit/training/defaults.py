@@ -129,8 +129,6 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
     """Refuse a recipe for a network of another library if it sets fields that require a Vision Transformer."""
     settings = ["method lora"] if recipe.method == "lora" else []
     settings += [name for name, neutral in VIT_FIELDS.items() if getattr(recipe, name) != neutral]
-    if recipe.strategy == "fsdp":
-        settings.append("strategy fsdp")
     if settings:
         message = f"{settings[0]} requires a Vision Transformer, and this is {config.full_name}: leave it out"
         raise VitkitError("training.field-inapplicable", message)
@@ -345,7 +343,6 @@ _OFF_VALUES: dict[str, Any] = {  # the value that switches a field off, which is
     "balance": "none",
     "epochs": 1,
     "grad_accum": 1,
-    "strategy": "auto",
 }
 
 

@@ -22,7 +22,6 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import mean_average_precision
 from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.recipe import Recipe
-from vitkit.training.stability import ValidationOutcome
 
 
 def distillation_loss(
@@ -123,13 +122,8 @@ class TrainingObjective(Protocol):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         """Return the correctness (B,) of each image, from 0 to 1; an empty tensor if correctness is not defined."""
 
-    def validation_figures(
-        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
-    ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures by name from outputs (n, ...) and labels (n,), with the processes of `team`.
-
-        Also return the sums by which `stability` recognises a collapsed model, or None if it cannot be recognised.
-        """
+    def validation_figures(self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE) -> dict[str, float]:
+        """Compute the validation figures of all processes by name, from the outputs (n, ...) and labels (n,) of one."""
 
 
 @dataclass(frozen=True)
@@ -198,13 +192,11 @@ class Objective:
         """Return whether the mean logits of the heads classify each image correctly, (B,)."""
         return _mean_of_heads(heads).argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
 
-    def validation_figures(
-        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
-    ) -> tuple[dict[str, float], ValidationOutcome | None]:
+    def validation_figures(self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE) -> dict[str, float]:
         logits = outputs if self.shift is None else outputs + self.shift  # (n, K)
-        outcome = ValidationOutcome.of(logits, labels, self.shift).sum_over(team)
         loss = team.mean_of(F.cross_entropy(logits, labels).item(), len(labels))
-        return {"val_loss": loss, "val_acc": outcome.accuracy}, outcome
+        correct, images = team.reduce(((logits.argmax(dim=1) == labels).sum().item(), len(labels)))
+        return {"val_loss": loss, "val_acc": correct / images}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +204,7 @@ class MultiLabelObjective(Objective):
     """Binary cross-entropy of each class, for images that may have several classes.
 
     The accuracy is the fraction of images for which the predictions of all classes are correct at a threshold of 1/2.
-    `val_map` is the mean average precision. `validation_figures` returns no outcome, because a collapsed model cannot
-    be distinguished from a model at the beginning of its training.
+    `val_map` is the mean average precision.
 
     A label is the index of one of S sets of classes. `sets` (S, K) has their targets (`ImageTable.set_targets`).
     """
@@ -238,17 +229,14 @@ class MultiLabelObjective(Objective):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         return ((_mean_of_heads(heads) > 0) == (targets > 0.5)).all(dim=1)
 
-    def validation_figures(
-        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
-    ) -> tuple[dict[str, float], ValidationOutcome | None]:
+    def validation_figures(self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE) -> dict[str, float]:
         logits = outputs if self.shift is None else outputs + self.shift  # (n, K)
         targets = self.sets.cpu()[labels]  # (n, K)
-        figures = {
+        return {
             "val_loss": F.binary_cross_entropy_with_logits(logits, targets).item(),
             "val_acc": ((logits > 0) == (targets > 0.5)).all(dim=1).float().mean().item(),
             "val_map": mean_average_precision(targets.bool().numpy(), logits.nan_to_num().numpy()),
         }
-        return figures, None
 
 
 def _mean_of_heads(heads: Sequence[Tensor]) -> Tensor:

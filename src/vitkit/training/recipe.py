@@ -116,8 +116,6 @@ class Method(Options):
     """Average the weights of the epochs in this last fraction of the training, such as 0.25; 0 is none."""
     swa_lr: Annotated[float | None, Between(1e-12, 1e3)] = None
     """Learning rate during swa; by default that at the start of swa."""
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """Each device has the whole model (ddp) or a shard of it (fsdp); auto: ddp."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,6 @@ from vitkit.training.recipe import Recipe, name_of, without_absolute_paths
 from vitkit.training.request import NO_HOOKS, Hooks, load_run_recipe
 from vitkit.training.run import Stages, carry_out, continue_run
 from vitkit.training.run_folder import Run, check_output_folder
-from vitkit.training.stability import ValidationOutcome
 from vitkit.training.stages.examine import examine_images
 from vitkit.training.stages.split import limit
 from vitkit.training.stages.write import introduce, say_findings, started_run_folder
@@ -384,12 +383,9 @@ class Reconstruction:
         """Return the fraction of correct predictions for each image, (B,); empty if the task predicts pixels."""
         return heads[1].detach() if len(heads) > 1 else heads[0].new_zeros(0)
 
-    def validation_figures(
-        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
-    ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Return the mean figures of the validation images by name, and None: a collapse cannot be recognised."""
+    def validation_figures(self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE) -> dict[str, float]:
         means = [team.mean_of(mean, len(outputs)) for mean in outputs.double().mean(dim=0).tolist()]
-        return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
+        return dict(zip(("val_loss", "val_acc"), means, strict=False))
 
 
 TRAINING_KEYS, VALIDATION_KEYS = 1, 2
