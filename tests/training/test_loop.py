@@ -146,7 +146,7 @@ def test_a_teacher_looks_at_the_mixed_image() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-@pytest.mark.parametrize("kind", [None, "hard", "soft", "soft-deit"])
+@pytest.mark.parametrize("kind", [None, "hard", "soft"])
 def test_weighing_a_class_twice_is_showing_its_images_twice(kind: Any, smoothing: float) -> None:
     images, labels = tiny.images(3), torch.tensor([0, 1, 0])
     again = torch.tensor([0, 1, 2, 1])  # the image of class 1 a second time

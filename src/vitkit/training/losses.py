@@ -29,7 +29,7 @@ def distillation_loss(
     labels: Tensor,
     teacher: Tensor,
     *,
-    kind: Literal["hard", "soft", "soft-deit"],
+    kind: Literal["hard", "soft"],
     alpha: float,
     temperature: float,
     label_smoothing: float = 0.0,
@@ -38,15 +38,15 @@ def distillation_loss(
 
     - hard (eq. 3): 1/2 CE(class head, labels) + 1/2 CE(distillation head, the teacher's decision)
     - soft (eq. 2): (1 - alpha) CE(class head, labels) + alpha t^2 KL(teacher || distillation head, at temperature t)
-    - soft-deit: as soft, with KL / K, for values of alpha from DeiT's scripts. DeiT's code (losses.py) divides by the
-      number of logits, B K; the formulas of the paper and of Hinton (arXiv 1503.02531) do not divide by K.
+
+    DeiT's code (losses.py) divides KL by the number of classes K, which the paper and Hinton (arXiv 1503.02531) do not.
 
     Args:
         heads: the logits (B, K) of the class head and, if the model has one, of the distillation head.
         labels: true classes (B,), or targets (B, K). The sum of a row of targets is the weight of the image in both
             terms.
         teacher: the teacher's logits (B, K), in the student's order of classes.
-        kind: which of the three losses to compute.
+        kind: which of the two losses to compute.
         alpha: lambda in the paper's soft loss.
         temperature: tau in the paper's soft loss.
         label_smoothing: the smoothing of the true labels. The teacher's decisions are not smoothed.
@@ -58,8 +58,7 @@ def distillation_loss(
         imitation = F.cross_entropy(student, teacher.argmax(dim=1), reduction="none")  # (B,)
         return (true + (weights * imitation).mean()) / 2
     student, teacher = (F.log_softmax(logits / temperature, dim=1) for logits in (student, teacher))
-    terms = F.kl_div(student, teacher, reduction="none", log_target=True)  # (B, K)
-    divergence = terms.mean(dim=1) if kind == "soft-deit" else terms.sum(dim=1)  # (B,)
+    divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1)  # (B,)
     return (1 - alpha) * true + alpha * temperature**2 * (weights * divergence).mean()
 
 

@@ -59,7 +59,7 @@ def measure_training(run: Run, devices: int) -> Figures:
     recipe, notes = _at_full_speed(run.recipe)
     table = run.parts[0].images.table
     classifier = new_classifier(run.blueprint, table, "")
-    teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, run.config.image_size)
+    teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes)
     run.recipe = recipe.replace(lp_ft=False)  # the head is not fitted, which would take a pass over all images
     run.inputs = Inputs(table, "", {}, {})
     data, objective, fabric, _ = prepare_training(run, classifier, teacher)

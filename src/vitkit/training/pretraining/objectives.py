@@ -15,6 +15,7 @@ features of the encoder; W is the decoder's width.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -176,7 +177,7 @@ class MaskedAutoencoding(PretrainingTask):
                 f"--mask {options.mask:g} leaves {self.visible} of {config.patches} patches to see: at least one must "
                 "be seen and one hidden",
             )
-        decoder = decoder_config(config, options)
+        decoder = decoder_config(config)
         self.embed = nn.Linear(config.hidden_size, decoder.hidden_size)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder.hidden_size))
         self.blocks = nn.ModuleList(Block(decoder, layer) for layer in range(decoder.layers))
@@ -226,19 +227,18 @@ class MaskedAutoencoding(PretrainingTask):
         return predicted, torch.ones_like(order, dtype=torch.bool).scatter(1, order[:, : self.visible], value=False)
 
 
-def decoder_config(config: ViTConfig, options: Pretraining) -> ViTConfig:
+def decoder_config(config: ViTConfig) -> ViTConfig:
     """Return the configuration of the blocks of MAE's decoder.
 
-    The defaults are two thirds of the encoder's depth and width, at most 8 blocks and 512 features. For B/16 this is
-    the decoder of the paper: 8 blocks with 512 features and 16 heads.
+    It has two thirds of the encoder's depth and width, at most 8 blocks and 512 features. For B/16 this is the decoder
+    of the paper: 8 blocks with 512 features and 16 heads.
     """
-    layers = options.decoder_layers or min(8, -(-2 * config.layers // 3))
-    width = options.decoder_width or min(512, _HEAD_SIZE * max(1, round(2 * config.hidden_size / 3 / _HEAD_SIZE)))
+    width = min(512, _HEAD_SIZE * max(1, round(2 * config.hidden_size / 3 / _HEAD_SIZE)))
     return ViTConfig(
         image_size=config.image_size,
         patch_size=config.patch_size,
         num_classes=0,
-        layers=layers,
+        layers=min(8, math.ceil(2 * config.layers / 3)),
         hidden_size=width,
         heads=width // _HEAD_SIZE,
         mlp_size=4 * width,
