@@ -111,10 +111,6 @@ class MicroBatch:
     losses: list[Tensor] = field(default_factory=list)  # for each computed piece, the sum over its images, ()
     hits: list[Tensor] = field(default_factory=list)  # for each computed piece, which images were classified correctly
 
-    def note(self, loss: Tensor, hits: Tensor) -> None:
-        self.losses.append(loss)
-        self.hits.append(hits)
-
 
 class TimedBatches:
     """Iterate over the batches of a data loader, and measure the time spent waiting for them.
@@ -298,7 +294,8 @@ class Loop:
                         (weighted * self.team.size).backward()  # the mean over processes becomes a sum
                 else:
                     add_gradients(self._parameters, weighted)  # the backward pass
-            micro.note(loss.detach() * training_images, hits[:training_images])
+            micro.losses.append(loss.detach() * training_images)
+            micro.hits.append(hits[:training_images])
 
         state.metrics["lr"] = lr = state.lr
         set_learning_rate(optimizer, lr)
