@@ -54,6 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, data: Path, start: Path) -
     return train
 
 
+@pytest.mark.usefixtures("no_reports")
 @pytest.mark.parametrize(
     ("method", "name"),
     [
@@ -75,6 +76,7 @@ def test_choices_without_effect_are_refused(trained: Callable[..., tuple[str, Re
             check_effects(recipe, asked)
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_what_is_named_is_refused_at_its_default_too_and_what_a_file_lists_is_said(data: Path, tmp_path: Path) -> None:
     with refused("training.field-without-effect", "lora_rank"):
         vitkit.train(data, Recipe(**runs.quick_fields(lora_rank=8)), out=tmp_path / "refused")

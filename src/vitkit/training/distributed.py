@@ -292,7 +292,7 @@ class ForwardHeads(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model  # whose parameters DistributedDataParallel finds here
-        self.function: Callable[..., tuple[Tensor, ...]] = model.forward_heads
+        self.function: Callable[..., tuple[Tensor, ...]] = model.forward_heads  # type: ignore[assignment]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return self.function(*inputs)

@@ -70,11 +70,8 @@ def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
         message = "--logger tensorboard needs the package tensorboard: pip install tensorboard"
         raise VitkitError("training.package-missing", message)
     for callback in hooks.callbacks:
-        if isinstance(callback, type):
-            message = f"callbacks: {callback.__name__} is a class; give an object: {callback.__name__}()"
-            raise VitkitError("training.hook-invalid", message)
-        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
-            message = f"callbacks: {type(callback).__name__} has none of the methods {', '.join(HOOKS)}"
+        if isinstance(callback, type) or not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            message = f"callbacks: {callback!r:.80} is no object with one of the methods {', '.join(HOOKS)}"
             raise VitkitError("training.hook-invalid", message)
     for logger in hooks.loggers:
         if not callable(getattr(logger, "log_metrics", None)):

@@ -290,8 +290,9 @@ class Loop:
                 loss, hits = self.loss_of(micro.images[piece], micro.targets[piece])  # the forward pass
                 weighted = state.scaler.scale(loss * (training_images / all_images))
                 if is_shared:
+                    total = weighted * self.team.size  # the mean over processes becomes a sum
                     with torch.autocast(loss.device.type, enabled=False):
-                        (weighted * self.team.size).backward()  # the mean over processes becomes a sum
+                        total.backward()  # type: ignore[no-untyped-call]
                 else:
                     add_gradients(self._parameters, weighted)  # the backward pass
             micro.losses.append(loss.detach() * training_images)
