@@ -112,10 +112,7 @@ def test_nothing_in_a_bundled_recipe_is_idle() -> None:
     ("fields", "idle"),
     [
         ({"optimizer": "sgd", "beta2": 0.9}, {"beta2"}),
-        ({"schedule": "constant", "min_lr": 0.1, "warmup": 0.0, "step_per": "epoch"}, {"min_lr", "step_per"}),
-        ({"weight_decay": 0.0, "decay_all": True}, {"decay_all"}),
-        ({"keep": "last", "monitor": "val_loss"}, {"monitor"}),
-        ({"keep": "last", "monitor": "val_loss", "patience": 3}, set()),
+        ({"schedule": "constant", "min_lr": 0.1, "warmup": 0.0}, {"min_lr"}),
         ({"fit": "squash", "crop_pct": 0.9}, {"crop_pct"}),
         ({"swa_lr": 0.1}, {"swa_lr"}),
         ({"distillation": "soft", "distill_alpha": 0.3}, {"distillation", "distill_alpha"}),

@@ -25,14 +25,13 @@ from vitkit.training import Loop, Recipe, run
 pytestmark = pytest.mark.usefixtures("no_reports")
 DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2}
 CASES: dict[str, dict[str, Any]] = {
-    "mixed, accumulated, averaged": {
+    "several classes, mixed, accumulated, averaged": {
         "batch_size": 4, "grad_accum": 2, "mixup": 0.4, "cutmix": 1.0, "ema": 0.9, "balance": "loss", **DROPPING,
     },
     "averaged by epochs": {"swa": 0.5, "swa_lr": 1e-4, "step_per": "epoch"},
     "rare classes shown more often": {
         "balance": "sampler", "patience": 2, "rand_augment": 6, "random_erasing": 0.5, "precision": "float16",
     },
-    "several classes in a picture": {"cutmix": 1.0, "balance": "loss"},
 }  # fmt: skip
 
 
@@ -112,7 +111,7 @@ class Killed(BaseException):
 def test_a_killed_run_loses_no_more_than_what_came_after_its_checkpoint(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, plain, case = tmp_path / "run", Loop.take_step, "mixed, accumulated, averaged"
+    folder, plain, case = tmp_path / "run", Loop.take_step, "several classes, mixed, accumulated, averaged"
 
     def step(loop: Loop, *arguments: Any) -> None:
         if loop.state.step == 8:

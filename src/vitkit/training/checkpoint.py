@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -329,15 +329,8 @@ class RunWriter:
     Of several processes, only the main process writes.
     """
 
-    # The attributes that checkpoints contain, by their names there.
-    _ATTRIBUTES: ClassVar = {
-        "best": "best_value",
-        "last_rise": "best_epoch",
-        "has_kept": "has_saved_model",
-        "keeps_start": "is_zero_shot_best",
-        "finished": "is_finished",
-        "limits": "limits",
-    }
+    # The attributes that checkpoints contain.
+    _ATTRIBUTES = ("best_value", "best_epoch", "has_saved_model", "is_zero_shot_best", "is_finished", "limits")
 
     def __init__(
         self,
@@ -364,12 +357,12 @@ class RunWriter:
         self._saved_at = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        return {key: getattr(self, name) for key, name in self._ATTRIBUTES.items()}
+        return {name: getattr(self, name) for name in self._ATTRIBUTES}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         limits = self.limits
-        for key, name in self._ATTRIBUTES.items():
-            setattr(self, name, state[key])
+        for name in self._ATTRIBUTES:
+            setattr(self, name, state[name])
         self.is_finished &= self.limits == limits  # with other limits, the training continues
         self.limits = limits
 

@@ -36,7 +36,7 @@ from vitkit.model.build import vit_of
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config
 from vitkit.model.vit import Attention, VisionTransformer
-from vitkit.reporting.plots import BLUE, GREY, ORANGE
+from vitkit.reporting.plots import draw_curve
 from vitkit.system.files import public_path, write_text
 from vitkit.system.run_files import FILLER, PRETRAINING, RECIPE, REPORT, resume_command
 from vitkit.text.pages import (
@@ -51,7 +51,6 @@ from vitkit.text.pages import (
     panels,
     table,
     to_png,
-    whole_numbers,
     write_page,
 )
 from vitkit.training.adapters import needs_every_patch
@@ -342,16 +341,7 @@ def _draw_strips(choices: Pretraining, run: Run, images: ImageTable) -> Figure:
 def draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
     """Plot training and validation loss by epoch, and mark epoch `kept`, counting from 0."""
     drawn = new_figure(6, 3.4)
-    axis = drawn.subplots()
-    for name, label, colour in (("train_loss", "training", BLUE), ("val_loss", "validation", ORANGE)):
-        points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
-        if points:
-            axis.plot(*zip(*points, strict=True), color=colour, label=label, marker="." if len(points) < 15 else "")
-    axis.axvline(kept + 1, color=GREY, linewidth=0.8, linestyle=":", label="kept")
-    axis.set(xlabel="epoch")
-    whole_numbers(axis.xaxis)
-    axis.grid(alpha=0.25)
-    axis.legend(frameon=False)
+    draw_curve(drawn.subplots(), rows, "loss", kept)
     return drawn
 
 
