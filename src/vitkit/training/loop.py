@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -44,13 +44,6 @@ class StoppedBetweenSteps(Interrupted):
     """A signal stopped the training between two steps. All processes stopped after the same step."""
 
 
-class Agreement(NamedTuple):
-    """The common decision of all processes after a step: whether the training ends, or a checkpoint is written now."""
-
-    should_stop: bool = False
-    should_save: bool = False
-
-
 _MAX_STEPS_APART = 16  # between two agreements
 _MAX_SECONDS_APART = 1.0  # between two agreements, approximately; a longer step is followed by an agreement
 
@@ -71,8 +64,10 @@ class Interruption:
 
     def after_step(
         self, *, should_stop: bool = False, should_save: bool = False, clock: Clock | None = None, force: bool = False
-    ) -> Agreement:
-        """Decide together with the other processes whether to stop or to save. All processes must call this method.
+    ) -> tuple[bool, bool]:
+        """Decide with the other processes whether the training ends, and whether a checkpoint is written now.
+
+        All processes must call this method.
 
         The training ends, or a checkpoint is written, if any process wants this. If no agreement is due after this
         step, neither happens; `force` makes one due. If `clock` is given, it is set to the time of the main process,
@@ -83,7 +78,7 @@ class Interruption:
         """
         self._steps += 1
         if self._team.size > 1 and self._steps < self._steps_apart and not force:
-            return Agreement()
+            return False, False
         now = time.monotonic()
         step_seconds = (now - self._last) / self._steps
         main_time = now if self._team.is_main else -math.inf  # so the maximum is the time of the main process
@@ -95,7 +90,7 @@ class Interruption:
             raise StoppedBetweenSteps(int(signal))
         if clock is not None:
             clock.set(main_time)
-        return Agreement(bool(any_stops) or (clock is not None and clock.is_expired), bool(any_saves))
+        return bool(any_stops) or (clock is not None and clock.is_expired), bool(any_saves)
 
 
 @dataclass
@@ -211,7 +206,8 @@ class Loop:
                 message = f"the weights are no longer finite after epoch {epoch + 1}: {LOWER_LR}"
                 raise DivergedError("training.diverged", message)
             self._notify("on_epoch_end")
-            if self.interruption.after_step(should_stop=state.should_stop, force=True).should_stop:
+            should_stop, _ = self.interruption.after_step(should_stop=state.should_stop, force=True)
+            if should_stop:
                 break
         self._notify("on_fit_end")
 
@@ -240,14 +236,14 @@ class Loop:
     def between_steps(self) -> bool:
         """Write a checkpoint if any process wants one, and return whether the training ends."""
         state = self.state
-        agreed = self.interruption.after_step(
+        should_stop, should_save = self.interruption.after_step(
             should_stop=state.should_stop, should_save=state.should_save, clock=state.clock
         )
-        if agreed.should_save:
+        if should_save:
             self._notify_before_saving("on_save")
             state.should_save = False
-        state.should_stop |= agreed.should_stop
-        return agreed.should_stop
+        state.should_stop |= should_stop
+        return should_stop
 
     def begin_epoch(self) -> None:
         """Reset the sums of the epoch, and put a backbone that is not trained into evaluation mode."""
