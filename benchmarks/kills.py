@@ -1,11 +1,11 @@
-"""Does a training survive being killed? `python benchmarks/kills.py [--kills 40] [--seed 0] [--smoke] [--strategies]`.
+"""Does a training survive being killed? `python benchmarks/kills.py [--kills 40] [--seed 0] [--smoke] [--counts]`.
 
     kills     runs of 2 processes (gloo) are killed at random steps and continued by the same command, as the same
               number of processes or as 1 to 3, with 0 to 3 workers each: a process, all, a worker, SIGTERM, a process
               in the middle of writing a checkpoint
     restarts  `torchrun --max-restarts 3` with three kills of random processes
 
-With `--strategies`, runs of 1 to 4 processes with DDP are killed and continued with FSDP2, and the other way round, by
+With `--counts`, runs of 1 to 4 processes are killed and continued by
 1 to 4 processes. The mean loss of the first batch after that must be the one of an uninterrupted run within 1e-6.
 
 Every image that a process learns from is noted with a digest of its pixels. For each batch of each epoch the last
@@ -150,20 +150,18 @@ class Story:
     def journal(self) -> Path:
         return self.folder.with_name(self.folder.name + "-journal")
 
-    def start(
-        self, ranks: int, workers: int, *launcher: str, strategy: str = "auto", **environment: str
-    ) -> subprocess.Popen[str]:
+    def start(self, ranks: int, workers: int, *launcher: str, **environment: str) -> subprocess.Popen[str]:
         """Start the command, by torchrun if there are several processes."""
         self.journal.mkdir(exist_ok=True)
         self.attempts += 1
         self.ranks.append(ranks)
         program = [str(HERE), "worker", str(self.journal)]
-        command = ["train", str(self.data), *FLAGS, "--workers", str(workers), "--strategy", strategy]
+        command = ["train", str(self.data), *FLAGS, "--workers", str(workers)]
         command += ["--out", str(self.folder), "--force"]
         if (self.folder / "recipe.toml").is_file():
             recipe = self.folder / "recipe.toml"
             text = re.sub(r"^workers = .*", f"workers = {workers}", recipe.read_text(), flags=re.MULTILINE)
-            recipe.write_text(re.sub(r"^strategy = .*", f'strategy = "{strategy}"', text, flags=re.MULTILINE))
+            recipe.write_text(text)
             command = ["train", "--resume", str(self.folder)]
         torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(ranks)]
         started = [PYTHON, *(torchrun if ranks > 1 else []), *launcher, *program, *command]
@@ -331,33 +329,30 @@ def losses(notes: Iterable[dict[str, Any]]) -> dict[tuple[int, int], float]:
     return {place: sum(note["loss"] for note in every) / images[place] for place, every in parts.items()}
 
 
-def strategies(place: Path, data: Path, rng: random.Random) -> list[dict[str, Any]]:
-    """Runs that are continued with another strategy and another number of processes."""
+def counts(place: Path, data: Path, rng: random.Random) -> list[dict[str, Any]]:
+    """Runs that are continued with another number of processes."""
     whole = whole_run(Story(data, place / "whole", rng), 1).notes()
     expected = losses(whole)
     rows = []
-    for before, after in (("ddp", "fsdp"), ("fsdp", "ddp"), ("fsdp", "fsdp")):
-        for first, second in ((1, 2), (2, 1), (2, 2), (2, 3), (3, 4), (4, 1), (4, 2), (4, 4)):
-            story = Story(data, place / f"{before}-{first}-{after}-{second}", rng)
-            code, said = end(
-                story.start(first, 0, strategy=before, KILLS_AT=f"{rng.randint(15, 22)}:0", KILLS_STEP="0.3")
-            )
-            assert code != 0, said
-            code, said = end(story.start(second, 0, strategy=after, KILLS_STEP="0"))
-            assert code == 0, said
-            found = losses(story.of_last_attempt())
-            apart = {at: abs(found[at] - expected[at]) for at in found}
-            rows.append(
-                {
-                    "before": f"{before} {first}",
-                    "after": f"{after} {second}",
-                    "batch": " ".join(map(str, min(found))),
-                    "next_loss_apart": float(f"{apart[min(found)]:.2e}"),
-                    "largest_apart": float(f"{max(apart.values()):.2e}"),
-                    "samples_exact": samples(story.notes()) == samples(whole),
-                }
-            )
-            print(show(rows[-1]), flush=True)
+    for first, second in ((1, 2), (2, 1), (2, 2), (2, 3), (3, 4), (4, 1), (4, 2), (4, 4)):
+        story = Story(data, place / f"{first}-{second}", rng)
+        code, said = end(story.start(first, 0, KILLS_AT=f"{rng.randint(15, 22)}:0", KILLS_STEP="0.3"))
+        assert code != 0, said
+        code, said = end(story.start(second, 0, KILLS_STEP="0"))
+        assert code == 0, said
+        found = losses(story.of_last_attempt())
+        apart = {at: abs(found[at] - expected[at]) for at in found}
+        rows.append(
+            {
+                "before": first,
+                "after": second,
+                "batch": " ".join(map(str, min(found))),
+                "next_loss_apart": float(f"{apart[min(found)]:.2e}"),
+                "largest_apart": float(f"{max(apart.values()):.2e}"),
+                "samples_exact": samples(story.notes()) == samples(whole),
+            }
+        )
+        print(show(rows[-1]), flush=True)
     return rows
 
 
@@ -390,14 +385,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="three kills in one run, and no table")
     parser.add_argument("--no-table", action="store_true")
-    parser.add_argument("--strategies", action="store_true", help="continue DDP with FSDP2 and the other way round")
+    parser.add_argument("--counts", action="store_true", help="continue runs with another number of processes")
     asked = parser.parse_args()
     rng = random.Random(asked.seed)
-    if asked.strategies:
+    if asked.counts:
         with tempfile.TemporaryDirectory() as folder:
-            rows = strategies(Path(folder), photographs(Path(folder) / "photos"), rng)
+            rows = counts(Path(folder), photographs(Path(folder) / "photos"), rng)
         if not asked.no_table:
-            save_table("strategies", "float32", rows)
+            save_table("counts", "float32", rows)
         assert all(row["next_loss_apart"] <= 1e-6 for row in rows), "the next loss is another"
         assert all(row["samples_exact"] for row in rows), "an image was lost or repeated"
         return

@@ -254,7 +254,7 @@ def folds(place: Place) -> Figures:
 
 
 def pretrained(place: Place) -> Figures:
-    fields = {"epochs": 5, "batch_size": 14, "precision": "float32", "workers": 0, "decoder_layers": 1}
+    fields = {"epochs": 5, "batch_size": 14, "precision": "float32", "workers": 0}
     shared = {"model": MODEL, "model_fields": SIZE, "seed": place.seed, "out": place.folder / "runs" / "encoder"}
     encoder = vitkit.pretrain(place.photos, vitkit.Recipe(**shared, **fields))
     fields = {"weights": str(encoder.folder), **TUNED, "seed": place.seed + 100}

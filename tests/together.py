@@ -32,8 +32,8 @@ def train_all(jobs: list[Job]) -> None:
     plain = Pieces.__init__
     for folder, _, fields, at_a_time in jobs:
 
-        def small(self: Pieces, say: Any, at_a_time: int | None = at_a_time, **options: Any) -> None:
-            plain(self, say, **options)
+        def small(self: Pieces, say: Any, team: Any, at_a_time: int | None = at_a_time) -> None:
+            plain(self, say, team)
             self.size = at_a_time
 
         Pieces.__init__ = small  # type: ignore[method-assign]

@@ -89,6 +89,7 @@ def test_a_run_changes_the_matrices_by_that_rank_and_all_else_not_at_all(finishe
             assert torch.equal(tensor, before[name]), name
 
 
+@pytest.mark.usefixtures("no_reports")
 def test_a_run_resumes_to_the_same_weights(finished: Path, data: Path, source: Path, tmp_path: Path) -> None:
     def interrupt(what: str, done: int, total: int) -> None:
         if what.startswith("epoch 2") and done == 1:

@@ -1,12 +1,9 @@
 """What a caller brings along: datasets of pictures or tensors, callbacks, loggers; and Lightning's own Trainer."""
 
-import csv
 import functools
-import sys
 import types
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from photos import save, scene
 from refusals import refused
 from vitkit.data import Preprocess, read_item
 from vitkit.errors import Interrupted
-from vitkit.training import TrainingState, loggers_of
+from vitkit.training import TrainingState
 
 SMALL: dict[str, Any] = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}
 
@@ -249,35 +246,6 @@ def test_callbacks_are_called_in_order_and_a_logger_that_fails_costs_nothing(tmp
     assert witness.ended == "success" and run.report.is_file()
 
 
-@pytest.mark.usefixtures("no_reports")
-def test_csv_is_written_and_services_are_told_and_go_on_as_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = train(tmp_path / "run", logger="csv", epochs=1)
-    with (run.folder / "csv" / "metrics.csv").open(newline="") as file:
-        found = [float(row["val_loss"]) for row in csv.DictReader(file)]
-    assert found == pytest.approx([row["val_loss"] for row in runs.metrics(run.folder)])
-    wandb, mlflow = MagicMock(), MagicMock()
-    of_wandb = wandb.init.return_value
-    of_wandb.id, mlflow.start_run.return_value.info.run_id = "7", "8"
-    for name, module in {"wandb": wandb, "mlflow": mlflow}.items():
-        monkeypatch.setitem(sys.modules, name, module)
-        for epoch in (0, 1, 0):  # a run that goes on is the same one there too
-            (logger,) = loggers_of(vitkit.Recipe(logger=name), tmp_path, epoch)
-        logger.log_hyperparams({"lr": 0.1})
-        logger.log_metrics({"val_loss": 0.5}, step=3)
-        logger.finalize("success")
-    assert [call.kwargs.get("id") for call in wandb.init.call_args_list] == [None, "7", None]
-    assert [call.kwargs.get("resume") for call in wandb.init.call_args_list] == [None, "allow", None]
-    assert [call.kwargs["run_id"] for call in mlflow.start_run.call_args_list] == [None, "8", None]
-    of_wandb.config.update.assert_called_once_with({"lr": 0.1}, allow_val_change=True)
-    of_wandb.log.assert_called_once_with({"val_loss": 0.5, "epoch": 3}, step=3)
-    of_wandb.finish.assert_called_once_with(exit_code=0)
-    mlflow.log_params.assert_called_once_with({"lr": 0.1})
-    mlflow.log_metrics.assert_called_once_with({"val_loss": 0.5}, step=3)
-    mlflow.end_run.assert_called_once_with("FINISHED")
-
-
 MADE = {"train": Coloured(), "val": Coloured(9, seed=1)}
 
 
@@ -301,7 +269,6 @@ def third(image: Any = MADE["train"][2][0], label: Any = 2) -> dict[str, Any]:
         (MADE, {"folds": 3}, "training.field-refused", "folds"),
         (MADE, {"callbacks": [object()]}, "training.hook-invalid", "object"),
         (MADE, {"loggers": [object()]}, "training.hook-invalid", "object"),
-        (MADE, {"logger": "wandb"}, "training.package-missing", "wandb"),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, datasets: Any, fields: Any, code: str, named: str) -> None:

@@ -31,14 +31,13 @@ QUICK: dict[str, Any] = {
     "precision": "float32",
     "workers": 0,
     "logger": "none",
-    "decoder_layers": 1,
 }
-OF = {"mae": {}, "masked-patch": {"decoder_layers": None}}
+OBJECTIVES = ("mae", "masked-patch")
 
 
 def begin(data: Path, out: Path, objective: str = "mae", **fields: Any) -> PretrainingRun:
     size = {} if "model" in fields else {"model_fields": runs.SIZE}
-    own = {**QUICK, **size, **OF[objective], "objective": objective, **fields}
+    own = {**QUICK, **size, "objective": objective, **fields}
     given = {name: value for name, value in own.items() if value is not None}
     told = {name: given.pop(name) for name in ("progress", "force") if name in given}
     options, recipe = split_fields(given)
@@ -50,7 +49,7 @@ def shared(objective: str) -> PretrainingRun:
     return PretrainingRun(once(f"pretrained-{objective}", lambda place: begin(runs.shared_photos(), place, objective)))
 
 
-@pytest.fixture(params=list(OF))
+@pytest.fixture(params=OBJECTIVES)
 def finished(request: pytest.FixtureRequest) -> PretrainingRun:
     return shared(request.param)
 

@@ -130,7 +130,6 @@ def test_a_short_run_learns_what_the_run_learns(
         return tried[-1]
 
     monkeypatch.setattr(EpochSums, "add", noted)
-    monkeypatch.setattr("vitkit.training.stability.has_collapsed", lambda *outcome: False)
     monkeypatch.setattr(search, "LR_FACTORS", (1.0,))
     monkeypatch.setattr(search, "TRIAL_STEPS", 10)
     monkeypatch.setattr(search, "find_lr", spied)

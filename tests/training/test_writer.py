@@ -93,15 +93,6 @@ def test_while_every_epoch_diverges_nothing_is_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("keep", ["best", "last", "every"])
-def test_weights_that_were_given_up_are_not_kept(tmp_path: Path, keep: str) -> None:
-    story = Story(tmp_path, keep=keep).tell(DISAGREEING[:1])
-    story.state.was_restored = True
-    story.tell([{"val_loss": 0.1, "val_acc": 0.9}])
-    assert kept_in(tmp_path) == 0
-    assert len(list((tmp_path / "checkpoints").glob("epoch-*"))) == (1 if keep == "every" else 0)
-
-
 def test_what_is_kept_is_the_average_once_there_is_one(tmp_path: Path) -> None:
     story = Story(tmp_path, ema=0.5).tell(DISAGREEING[:1])
     story.state.average.update(story.classifier.model)  # epoch 0's weights, while the model's are now epoch 1's

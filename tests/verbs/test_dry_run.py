@@ -43,7 +43,7 @@ def test_what_is_told_is_what_a_run_does(command: Any, inside: Path, told: Resul
     assert (told.images, told.classes, told.steps) == (27, 3, run.rows()[-1]["step"])
     assert told.parameters == told.trained == sum(each.numel() for each in run.classifier.model.parameters())
     assert told.cost == pytest.approx(3.0 * told.seconds / 3600)
-    assert told.peak_memory > 5 * 4 * told.parameters, "weights and a copy, gradients and two moments"
+    assert told.peak_memory > 4 * 4 * told.parameters, "weights, gradients and two moments"
     assert told.flops == 81 * told.flops_per_image > 0
     assert repr(told).startswith("<dry_run: vit_micro_patch8_16 ") and "method scratch: " in repr(told)
     done = command("train", runs.shared_photos(), "--dry-run", *runs.FLAGS, "--json", "--out", "new")

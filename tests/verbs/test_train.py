@@ -202,5 +202,5 @@ def test_a_run_is_not_written_over_its_teacher(vitkit: Any, data: Path, trained:
 
 
 def test_what_lies_in_a_run_is_named_among_its_files(trained: Path) -> None:
-    known = {*run_files.FILES, *run_files.LOGGED, run_files.LAST.parts[0], WEIGHTS, DESCRIPTION, RECORD, TRUST}
+    known = {*run_files.FILES, run_files.BOARD, run_files.LAST.parts[0], WEIGHTS, DESCRIPTION, RECORD, TRUST}
     assert {path.name for path in trained.iterdir() if not path.name.startswith(".")} <= known

@@ -16,7 +16,7 @@ from vitkit.system import EVALUATION, PREDICTIONS, RECIPE, exclusive_in, is_empt
 from vitkit.training import Recipe
 
 # Fields that a comparison sets itself, or that would split one run into several.
-_REFUSED_FIELDS = ("data", "model", "folds", "devices", "nodes", "strategy")
+_REFUSED_FIELDS = ("data", "model", "folds", "devices", "nodes")
 
 
 def names_of(models: str | Sequence[str]) -> list[str]:

@@ -25,9 +25,7 @@ CLASS_INDICES = "class_indices.json"  # many training scripts write it next to t
 LOG = "log.txt"
 METRICS = "metrics.csv"
 LAST = Path("checkpoints", "last.ckpt")  # the checkpoint from which the run resumes
-BOARD = "tensorboard"  # a folder, like all entries of `LOGGED`
-LOGGED = (BOARD, "csv", "wandb")
-LOGGER_RUNS = "loggers.json"  # the ids of the run at logging services
+BOARD = "tensorboard"  # a folder
 
 # The results.
 EVALUATION = "evaluation.json"
@@ -49,7 +47,7 @@ PICTURES = {  # by their captions in the report
 FILES = (  # the files that a run writes into its folder; a new run in the same folder removes them
     *(REQUEST, RECIPE, PRETRAINING, SPLIT, GROUPS, LABELS),
     *(EARLIER_LABELS, FINDINGS, PREPROCESS, EXTENSIONS, CLASS_INDICES),
-    *(LOG, METRICS, LOGGER_RUNS),
+    *(LOG, METRICS),
     *(EVALUATION, OUT_OF_FOLD, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )
 

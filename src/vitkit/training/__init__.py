@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitkit.training.cross_validation import figures_of_folds, median_epochs
     from vitkit.training.defaults import CONDITIONS, PRESETS, PATCH_DROPOUT, check_effects, choose, complete, config_of
     from vitkit.training.defaults import choose_patch_dropout, weights_of, without_effect, without_vit_fields
-    from vitkit.training.distributed import ALONE, GradientSums, ProcessGroup, add_gradients, check_team
+    from vitkit.training.distributed import ALONE, ProcessGroup, add_gradients, check_team
     from vitkit.training.distributed import describe_team, fabric_of, form_process_group
     from vitkit.training.finalize import Balance, OutOfFold, PriorCorrection, class_weights, correction_of, log_weights
     from vitkit.training.finalize import logit_shift, prior_correction, resolve_balance, shift_head_bias
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from vitkit.training.run_folder import Metrics, Run, check_output_folder, new_run_folder, next_free
     from vitkit.training.run_folder import read_metrics, remove_run_files
     from vitkit.training.stages.resolve import probe_accuracy
-    from vitkit.training.stability import DivergedError, FiniteCheck, Pieces, RunningStatistics, SafePoint
-    from vitkit.training.stability import StabilityGuard, ValidationOutcome, all_finite, has_collapsed
+    from vitkit.training.stability import DivergedError, FiniteCheck, Pieces, RunningStatistics, all_finite
     from vitkit.training.start import augment_of, blueprint_of, check_config, choose_precision, new_classifier
     from vitkit.training.teacher import load_teacher
     from vitkit.training.user_datasets import FILE_FIELDS, resume_on, train_on

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -32,7 +32,7 @@ from vitkit.system.files import from_json, replacing, to_json
 from vitkit.system.progress import Say
 from vitkit.system.run_files import FILLER, LAST, METRICS
 from vitkit.training.adapters import merge_low_rank
-from vitkit.training.distributed import ALONE, ProcessGroup, full_state, is_sharded, set_full_state
+from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.finalize import correction_of, with_correction
 from vitkit.training.losses import EpochSums
 from vitkit.training.optim import WeightAverage, build_optimizer, lr_factor, swa_factor, swa_start
@@ -40,7 +40,7 @@ from vitkit.training.pretraining.objectives import SelfSupervised
 from vitkit.training.recipe import SAVE_EVERY, Recipe, parse_duration
 from vitkit.training.request import MakeOptimizer
 from vitkit.training.run_folder import ZERO_SHOT, Metrics
-from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
+from vitkit.training.stability import FiniteCheck, Pieces
 from vitkit.weights import load
 
 
@@ -95,7 +95,7 @@ class TrainingState:
     """The state of a training between two steps.
 
     A new state is that before the first step. The model must be on its device, and its frozen parameters are not
-    trained. By default, the guard prints its reports, and the optimiser is the recipe's.
+    trained. Incidents are reported by `say`. By default, the optimiser is the recipe's.
 
     Attributes:
         model: the model in training.
@@ -116,7 +116,7 @@ class TrainingState:
         model: TrainableModel,
         recipe: Recipe,
         total_steps: int,
-        guard: StabilityGuard | None = None,
+        say: Say = print,
         team: ProcessGroup = ALONE,
         make_optimizer: MakeOptimizer | None = None,
     ) -> None:
@@ -128,16 +128,14 @@ class TrainingState:
         self.metrics: dict[str, float] = {}
         self.sums = EpochSums()  # of the losses and correct predictions of this epoch, for this process only
         self.should_stop = self.should_save = False
-        self.was_restored = False  # whether the weights of this epoch were replaced by those of an earlier epoch
         self.clock = Clock(recipe.budget, team)
         self.epoch_began = 0.0  # the fraction of the time budget that had passed at the beginning of this epoch
-        self.guard = guard or StabilityGuard(print)
-        self.pieces = Pieces(self.guard.say, is_sharded=is_sharded(model))
+        self.pieces = Pieces(say, team)
         self.average = WeightAverage(model, recipe) if recipe.ema or recipe.swa else None
-        self.safe_point = SafePoint(model, self.average)
         # Scales losses so that gradients in float16 neither vanish nor overflow; disabled in other precisions.
         device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
+        self.finite_check = FiniteCheck(say, self.scaler, team)
 
     def __repr__(self) -> str:
         return f"TrainingState(epoch={self.epoch}, step={self.step} of {self.total_steps}, metrics={self.metrics})"
@@ -156,7 +154,7 @@ class TrainingState:
             factor = lr_factor(max(self.epoch / epochs, self.epoch_began), recipe, 1 / epochs)
         elif factor is None:
             factor = lr_factor(self.progress, recipe, 1 / self.total_steps)
-        return recipe.lr * factor * self.guard.lr_scale
+        return recipe.lr * factor
 
     @property
     def model_to_save(self) -> TrainableModel:
@@ -171,23 +169,23 @@ class TrainingState:
     def state_dict(self, *, within_epoch: bool = False) -> dict[str, Any]:
         """Return the state for a checkpoint. A resumed run continues with the next epoch, or step if `within_epoch`.
 
-        All processes must call this method together. The tensors in `model`, `optimizer` and `average` are not copies
-        unless the model is sharded, so the next step changes them.
+        All processes must call this method together. The tensors in `model`, `optimizer` and `average` are not copies,
+        so the next step changes them.
         """
-        model, optimizer = full_state(self.model, self.optimizer)
+        names = self._parameter_names()
         state = {
             "step": self.step,
-            "model": model,
-            "optimizer": optimizer,
+            "model": self.model.state_dict(),
+            "optimizer": {names[i]: values for i, values in self.optimizer.state_dict()["state"].items()},
             "average": None if self.average is None else self.average.state_dict(),
             "spent": self.clock.elapsed,
             "ahead": self.clock.before_first_step,
             "piece": self.pieces.size,
             "scaler": self.scaler.state_dict(),
-            "guard": self.guard.state_dict(),
+            "skipped": self.finite_check.skipped_in_a_row,
         }
         if not within_epoch:
-            return state | {"epoch": self.epoch + 1, "before": self.safe_point.state_dict()}
+            return state | {"epoch": self.epoch + 1}
         known = ("lr", "train_loss", "train_acc")  # the figures that exist before the validation of the epoch
         return state | {
             "epoch": self.epoch,
@@ -196,20 +194,21 @@ class TrainingState:
             "epoch_began": self.epoch_began,
             "metrics": {name: self.metrics[name] for name in known if name in self.metrics},
             "sums": self.sums.state_dict(self.team),
-            "before": self.safe_point.weights,
-            "is_doubtful": self.safe_point.is_doubtful,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`."""
-        set_full_state(self.model, self.optimizer, state["model"], state["optimizer"])
+        self.model.load_state_dict(state["model"])
+        moments, groups = state["optimizer"], self.optimizer.state_dict()["param_groups"]
+        numbered = {i: moments[name] for i, name in enumerate(self._parameter_names()) if name in moments}
+        self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self.epoch, self.step = state["epoch"], state["step"]
         self.clock.spent, self.clock.before_first_step = state["spent"], state["ahead"]
-        self.pieces.size = state["piece"]
-        self.safe_point.load_state_dict(state["before"], is_doubtful=state.get("is_doubtful"))
-        self.guard.load_state_dict(state["guard"])
+        if self.team.size == 1:  # several processes compute whole batches
+            self.pieces.size = state["piece"]
+        self.finite_check.skipped_in_a_row = state["skipped"]
         if state.get("scaler"):  # the run may have had another precision before
             self.scaler.load_state_dict(state["scaler"])
         self.batch = state.get("batch", 0)
@@ -217,6 +216,11 @@ class TrainingState:
             self.is_trained, self.epoch_began = state["is_trained"], state["epoch_began"]
             self.metrics = dict(state["metrics"])
             self.sums.load_state_dict(state["sums"], self.team)
+
+    def _parameter_names(self) -> list[str]:
+        # In the order of the optimiser, whose state numbers the parameters.
+        name_of = {parameter: name for name, parameter in self.model.named_parameters()}
+        return [name_of[parameter] for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
 @contextmanager
@@ -240,7 +244,7 @@ MAY_CHANGE = {
     # The result of the following is in split.json.
     *("layout", "follow_links", "labels", "split", "split_from", "group_by", "folds", "max_images"),
     *("epochs", "time", "patience", "keep"),
-    *("logger", "save_every", "precision", "device", "devices", "nodes", "strategy", "checkpointing", "compile"),
+    *("logger", "save_every", "precision", "device", "devices", "nodes", "checkpointing", "compile"),
     *("cache", "workers"),
     *("find_lr", "prior"),  # used before and after the training
 }
@@ -325,15 +329,8 @@ class RunWriter:
     Of several processes, only the main process writes.
     """
 
-    # The attributes that checkpoints contain, by their names there.
-    _ATTRIBUTES: ClassVar = {
-        "best": "best_value",
-        "last_rise": "best_epoch",
-        "has_kept": "has_saved_model",
-        "keeps_start": "is_zero_shot_best",
-        "finished": "is_finished",
-        "limits": "limits",
-    }
+    # The attributes that checkpoints contain.
+    _ATTRIBUTES = ("best_value", "best_epoch", "has_saved_model", "is_zero_shot_best", "is_finished", "limits")
 
     def __init__(
         self,
@@ -360,12 +357,12 @@ class RunWriter:
         self._saved_at = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        return {key: getattr(self, name) for key, name in self._ATTRIBUTES.items()}
+        return {name: getattr(self, name) for name in self._ATTRIBUTES}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         limits = self.limits
-        for key, name in self._ATTRIBUTES.items():
-            setattr(self, name, state[key])
+        for name in self._ATTRIBUTES:
+            setattr(self, name, state[name])
         self.is_finished &= self.limits == limits  # with other limits, the training continues
         self.limits = limits
 
@@ -423,19 +420,18 @@ class RunWriter:
             self.metrics.append(row if waiting is None else row | {"waiting": round(waiting, 3)})
         if epoch == swa_start(recipe):  # from now on the average is the model, even if it is worse
             self.best_value = None
-        is_best = not state.was_restored and self._update_best(epoch, metrics)
-        if not state.was_restored:
-            self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
-            if recipe.keep == "every":  # in a folder such as checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100
-                checkpoints, name = self.folder / "checkpoints", f"epoch-{epoch:04d}"
-                if self.team.is_main:
-                    for earlier in checkpoints.glob(f"{name}*"):  # left by an interrupted run
-                        shutil.rmtree(earlier)
-                figures = [f"{figure}={metrics[figure]:.4f}" for figure in ("val_loss", "val_acc") if figure in metrics]
-                self.save(checkpoints / "-".join([name, *figures]), state.model_to_save)
-            if is_best or recipe.keep == "last":
-                self.save(self.folder, state.model_to_save)
-                self.has_saved_model, self.is_zero_shot_best = True, False
+        is_best = self._update_best(epoch, metrics)
+        self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
+        if recipe.keep == "every":  # in a folder such as checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100
+            checkpoints, name = self.folder / "checkpoints", f"epoch-{epoch:04d}"
+            if self.team.is_main:
+                for earlier in checkpoints.glob(f"{name}*"):  # left by an interrupted run
+                    shutil.rmtree(earlier)
+            figures = [f"{figure}={metrics[figure]:.4f}" for figure in ("val_loss", "val_acc") if figure in metrics]
+            self.save(checkpoints / "-".join([name, *figures]), state.model_to_save)
+        if is_best or recipe.keep == "last":
+            self.save(self.folder, state.model_to_save)
+            self.has_saved_model, self.is_zero_shot_best = True, False
         is_stale = recipe.patience is not None and epoch - self.best_epoch >= recipe.patience
         state.should_stop |= state.clock.is_expired or is_stale  # the validation may have used up the time
         self.is_finished = state.should_stop
@@ -471,13 +467,13 @@ class RunWriter:
         return value == self.best_value  # of two equal models, the later one has seen more images
 
     def save(self, folder: Path, trained: TrainableModel) -> None:
-        """Write a model folder. All processes must call this method together.
+        """Write a model folder, in the main process.
 
         For a pre-training, the saved model is the encoder, and the rest is written to another file in the folder.
         """
-        model = merge_low_rank(self.team.unsharded(trained.encoder if isinstance(trained, SelfSupervised) else trained))
         if not self.team.is_main:
             return
+        model = merge_low_rank(trained.encoder if isinstance(trained, SelfSupervised) else trained)
         if isinstance(trained, SelfSupervised):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(folder / FILLER) as temporary:

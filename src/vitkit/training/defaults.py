@@ -129,8 +129,6 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
     """Refuse a recipe for a network of another library if it sets fields that require a Vision Transformer."""
     settings = ["method lora"] if recipe.method == "lora" else []
     settings += [name for name, neutral in VIT_FIELDS.items() if getattr(recipe, name) != neutral]
-    if recipe.strategy == "fsdp":
-        settings.append("strategy fsdp")
     if settings:
         message = f"{settings[0]} requires a Vision Transformer, and this is {config.full_name}: leave it out"
         raise VitkitError("training.field-inapplicable", message)
@@ -328,7 +326,7 @@ Condition = tuple[Callable[[Recipe], bool], str]
 _ON_STEPS = (  # fields that act in the steps of a training
     *("epochs", "time", "grad_accum", "optimizer", "lr", "find_lr", "weight_decay", "momentum", "schedule"),
     *("warmup", "clip_grad", "ema", "swa", "label_smoothing", "teacher", "mixup", "cutmix", "keep", "patience"),
-    *("compile", "logger", "save_every"),
+    *("compile", "logger", "save_every", "balance", "lp_ft", "decay_all", "step_per", "monitor", *hints_of(Augment)),
 )
 _ON_BACKBONE = ("layer_decay", "dropout", "attention_dropout", "drop_path", "patch_dropout", "checkpointing")
 _OFF_VALUES: dict[str, Any] = {  # the value that switches a field off, which is always accepted
@@ -345,7 +343,6 @@ _OFF_VALUES: dict[str, Any] = {  # the value that switches a field off, which is
     "balance": "none",
     "epochs": 1,
     "grad_accum": 1,
-    "strategy": "auto",
 }
 
 
@@ -357,21 +354,9 @@ _BACKBONE: Condition = (
     lambda recipe: recipe.method not in ("probe", "probe-sgd"),
     "acts when the backbone is trained, but method {method} freezes it",
 )
-_PICTURES: Condition = (
-    lambda recipe: recipe.method != "probe",
-    "changes training images at random, but method probe computes the features of each image only once",
-)
-_JUDGED: Condition = (
-    lambda recipe: recipe.keep != "last" or recipe.patience is not None,
-    "decides which epoch is the best, which keep {keep} without patience does not need",
-)
 _CROPPED: Condition = (
     lambda recipe: recipe.fit in (None, "crop"),
     "is the fraction that a centre crop keeps, but fit {fit} does not crop",
-)
-_MOVES: Condition = (
-    lambda recipe: recipe.schedule != "constant" or recipe.warmup > 0,
-    "acts only if the learning rate changes",
 )
 _ADAM: Condition = (
     lambda recipe: recipe.optimizer != "sgd",
@@ -382,28 +367,18 @@ _SOFT: Condition = (
     lambda recipe: recipe.distillation != "hard",
     "acts only in soft distillation (--distillation soft)",
 )
-_HEAD_AND_MORE: Condition = (
-    lambda recipe: recipe.method in ("full", "lora", "probe-sgd", "scratch"),
-    "acts only with method full or lora or probe-sgd or scratch, not with {method}",
-)
 
 CONDITIONS: dict[str, tuple[Condition, ...]] = {
     **dict.fromkeys(_ON_STEPS, (_STEPS,)),
     **dict.fromkeys(_ON_BACKBONE, (_BACKBONE,)),
-    **dict.fromkeys(hints_of(Augment), (_PICTURES,)),
-    "balance": (_STEPS,),
     "lora_rank": ((lambda recipe: recipe.method == "lora", "acts only with method lora, not with {method}"),),
-    "lp_ft": (_HEAD_AND_MORE,),
     "init": ((lambda recipe: recipe.weights == "none", "acts only on random initial weights"),),
-    "decay_all": (_STEPS, (lambda recipe: recipe.weight_decay > 0, "needs a weight_decay above 0")),
     "beta2": (_STEPS, _ADAM),
     "min_lr": (_STEPS, (lambda recipe: recipe.schedule != "constant", "acts only if the learning rate falls")),
-    "step_per": (_STEPS, _MOVES),
     "swa_lr": (_STEPS, (lambda recipe: recipe.swa > 0, "is the learning rate of swa, which is off")),
     "distillation": (_TEACHER,),
     "distill_alpha": (_TEACHER, _SOFT),
     "distill_temperature": (_TEACHER, _SOFT),
-    "monitor": (_STEPS, _JUDGED),
     "crop_pct": (_CROPPED,),
 }
 """The conditions that must all hold for a field to have an effect. The first that does not hold is reported."""

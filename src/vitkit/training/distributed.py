@@ -1,8 +1,7 @@
 """Train one model with several processes.
 
 Under torchrun or SLURM, the launcher has already started all processes. Otherwise Lightning Fabric starts the other
-processes on this machine with the same command. Weights can be sharded over the processes (FSDP2, arXiv 2304.11277) and
-gathered again. `GradientSums` sums the gradients of all processes.
+processes on this machine with the same command. Each process has the whole model and computes its share of a batch.
 """
 
 from __future__ import annotations
@@ -13,95 +12,25 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from vitkit.errors import VitkitError
-from vitkit.model.build import Model, build
-from vitkit.model.vit import VisionTransformer
 from vitkit.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric  # importing takes a second
-
-_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_FROM_MAIN = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-
-
-def shard_model(model: VisionTransformer, device: torch.device, processes: int) -> None:
-    """Shard the weights of a model over the processes (FSDP): each block on its own, and all other weights together."""
-    mesh = init_device_mesh(device.type, (processes,))
-    for module in (*model.blocks, model):
-        fully_shard(module, mesh=mesh)
-    register_fsdp_forward_method(model, "forward_heads")
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether the weights are sharded, so that each process has only a part of them."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
-
-
-def full_weights(model: nn.Module) -> dict[str, Any]:
-    """Return all weights of a sharded model in the main process, and none in the others. All processes must call it."""
-    return get_model_state_dict(model, options=_FULL)
-
-
-def set_full_weights(model: nn.Module, weights: dict[str, Any]) -> None:
-    """Distribute the main process's weights to the shards of all processes."""
-    set_model_state_dict(model, weights, options=_FROM_MAIN)
-
-
-def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weights of a model, and the state of its optimiser by parameter name (see `full_weights`)."""
-    if is_sharded(model):
-        moments: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FULL)
-        return full_weights(model), moments.get("state", {})
-    names = _parameter_names(model, optimizer)
-    return model.state_dict(), {names[i]: values for i, values in optimizer.state_dict()["state"].items()}
-
-
-def set_full_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str, Any], moments: dict[str, Any]
-) -> None:
-    """Load the result of `full_state`. A sharded model can load an unsharded state, and vice versa."""
-    names, groups = _parameter_names(model, optimizer), optimizer.state_dict()["param_groups"]
-    if not is_sharded(model):
-        model.load_state_dict(weights)
-        state = {i: moments[name] for i, name in enumerate(names) if name in moments}
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
-        return
-    set_full_weights(model, weights)
-    named_groups = [{**group, "params": [names[i] for i in group["params"]]} for group in groups]
-    optimizer_state: dict[str, Any] = {"state": moments, "param_groups": named_groups}
-    set_optimizer_state_dict(model, optimizer, optimizer_state, options=_FROM_MAIN)
-
-
-def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    # The names of the parameters, in the order of the optimiser.
-    name_of = {parameter: name for name, parameter in model.named_parameters()}
-    return [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-
 
 T = TypeVar("T")
 
@@ -202,14 +131,6 @@ class ProcessGroup:
         if self.size > 1:
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, src=0)
-
-    def unsharded(self, model: Model) -> Model:
-        """Return a complete copy of a sharded model in the main process, and in all other cases the model itself."""
-        if not is_sharded(model) or not (state := full_weights(model)):
-            return model
-        copied = build(model.config)
-        copied.load_state_dict(state)
-        return copied
 
 
 ALONE = ProcessGroup()
@@ -334,18 +255,6 @@ def check_team(recipe: Recipe, team: ProcessGroup) -> None:
     if recipe.batch_size < team.size:
         message = f"batch_size {recipe.batch_size} is too small for {team.size} processes: increase it"
         raise VitkitError("training.batch-too-small", message)
-    if team.size == 1 or recipe.strategy != "fsdp":
-        return
-    if recipe.precision == "float16":
-        message = "float16 scales gradients, and --strategy fsdp shards them: use ddp, or another --precision"
-        raise VitkitError("training.strategy-unsupported", message)
-    if recipe.method == "lora":
-        message = "lora needs the whole model in each process: leave out --strategy fsdp"
-        raise VitkitError("training.strategy-unsupported", message)
-    for name in ("ema", "swa"):
-        if getattr(recipe, name):
-            message = f"{name} averages whole models, but --strategy fsdp shards them: use ddp"
-            raise VitkitError("training.strategy-unsupported", message)
 
 
 def describe_team(recipe: Recipe, team: ProcessGroup) -> list[str]:
@@ -354,23 +263,21 @@ def describe_team(recipe: Recipe, team: ProcessGroup) -> list[str]:
         return []
     if recipe.method == "probe":
         return [f"method probe: one of the {team.size} processes fits the head, and the others wait"]
-    kind = "fsdp" if recipe.strategy == "fsdp" else "ddp"
-    return [f"{team.size} processes ({kind}); batch size and learning rate are those of all processes together"]
+    return [f"{team.size} processes (ddp); batch size and learning rate are those of all processes together"]
 
 
 # --- The gradient of a step -----------------------------------------------------------------------------------
 
-_BUCKET = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 
-
-def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
+def add_gradients(parameters: Sequence[nn.Parameter], loss: Tensor) -> None:
     """Add the gradient of a loss to the gradients of the parameters. If memory runs out, no gradient is changed."""
-    trained = list(parameters)
-    gradients = [
-        _with_strides_of(parameter, gradient) if gradient is not None and parameter.grad is None else gradient
-        for parameter, gradient in zip(trained, _gradients_of(loss, trained), strict=True)
-    ]
-    for parameter, gradient in zip(trained, gradients, strict=True):  # this allocates no memory
+    with torch.autocast(loss.device.type, enabled=False):
+        gradients = list(torch.autograd.grad(loss, parameters, allow_unused=True))
+    for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        if gradient is not None and parameter.grad is None and gradient.stride() != parameter.stride():
+            # Optimisers need the parameter's strides. For channels-last images, a convolution's gradient has others.
+            gradients[i] = torch.empty_like(parameter).copy_(gradient)
+    for parameter, gradient in zip(parameters, gradients, strict=True):  # this allocates no memory
         if gradient is None:
             continue
         if parameter.grad is None:
@@ -379,113 +286,28 @@ def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
             parameter.grad.add_(gradient)
 
 
-def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
-    with torch.autocast(loss.device.type, enabled=False):
-        return torch.autograd.grad(loss, parameters, allow_unused=True)
+class ForwardHeads(nn.Module):
+    """The forward pass of a training step. `function` may be replaced by a compiled one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model  # whose parameters DistributedDataParallel finds here
+        self.function: Callable[..., tuple[Tensor, ...]] = model.forward_heads  # type: ignore[assignment]
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return self.function(*inputs)
 
 
-def _with_strides_of(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    # Optimisers need the strides of the parameter. For channels-last images, the gradient of a convolution has others.
-    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+def parallel(network: ForwardHeads) -> DistributedDataParallel:
+    """Wrap a network so that its last backward pass of a step averages the gradients over all processes.
 
-
-class GradientSums:
-    """Sum the gradients of a step over the pieces of its batches (`stability.Pieces`) and over all processes.
-
-    The result is a sum weighted by images, not a mean over processes as in torch's DistributedDataParallel. As there,
-    the parameters are divided into buckets. In the last backward pass of a step, a bucket is sent as soon as its
-    gradients are complete, while the pass computes those of earlier layers, in the same order in all processes. If the
-    pass runs out of memory, the buckets that were sent remain valid, and the others are sent when the batch is computed
-    again in smaller pieces.
-
-    `bad_losses`, (), is the number of losses of the step that were not finite. `finish` sums it over all processes.
-    With a single process, it is always 0.
+    They are sent in buckets, while the pass computes the gradients of earlier layers.
     """
-
-    def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._team, self._is_sharded = team, is_sharded(model)
-        self._buckets: list[list[nn.Parameter]] = []  # each of one type, from the last layer to the first
-        if team.size > 1 and not self._is_sharded:
-            size = _BUCKET
-            for parameter in reversed(self._parameters):
-                if size >= _BUCKET or parameter.dtype != self._buckets[-1][0].dtype:
-                    self._buckets.append([])
-                    size = 0
-                self._buckets[-1].append(parameter)
-                size += parameter.nbytes
-        self._ready: dict[nn.Parameter, Tensor] = {}  # complete gradients that have not been sent
-        # For each bucket that was sent: its flattened gradients, the running reduction, and which parameters have any.
-        self._sent: list[tuple[Tensor, Any, list[bool]]] = []
-        self.bad_losses = torch.zeros((), device=self._parameters[0].device if self._parameters else None)
-
-    def begin(self) -> None:
-        """Begin a step. The parameters must not have gradients yet."""
-        self.bad_losses = torch.zeros_like(self.bad_losses)
-        self._ready.clear()
-        self._sent.clear()
-
-    def add(self, loss: Tensor, *, is_last: bool) -> None:
-        """Add the gradient of a piece's loss. If memory runs out, nothing is added unless the weights are sharded.
-
-        `loss` is the mean over the piece, multiplied by the number of its images, and divided by the number of images
-        of the whole step in all processes. `is_last` is true for the last piece of the step in this process.
-        """
-        if self._team.size > 1:
-            self.bad_losses = self.bad_losses + ~loss.detach().isfinite()
-        if self._is_sharded:  # the backward pass averages over processes
-            (loss * self._team.size).backward()  # type: ignore[no-untyped-call]
-        elif not (is_last and self._buckets):
-            add_gradients(self._parameters, loss)
-        else:
-            hooks = [
-                parameter.register_hook(partial(self._receive, parameter))  # type: ignore[no-untyped-call]
-                for parameter in chain(*self._buckets[len(self._sent) :])
-            ]
-            try:
-                _gradients_of(loss, self._parameters)
-            except BaseException:
-                self._ready.clear()
-                raise
-            finally:
-                for hook in hooks:
-                    hook.remove()
-
-    @torch.no_grad()
-    def _receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        # Add the last piece's gradient of a parameter to the earlier ones, and send the buckets that are complete.
-        self._ready[parameter] = gradient if parameter.grad is None else parameter.grad + gradient
-        for bucket in self._buckets[len(self._sent) :]:
-            if not all(other in self._ready for other in reversed(bucket)):  # the last one is usually missing
-                break
-            self._send(bucket)
-
-    @torch.no_grad()
-    def _send(self, bucket: list[nn.Parameter]) -> None:
-        # Start summing a bucket over all processes. The last bucket also carries the number of bad losses.
-        gradients = [self._ready.pop(parameter, parameter.grad) for parameter in bucket]
-        parts = [
-            (torch.zeros_like(parameter) if gradient is None else gradient).flatten()
-            for parameter, gradient in zip(bucket, gradients, strict=True)
-        ]
-        if bucket is self._buckets[-1]:
-            parts.append(self.bad_losses.to(parts[0]).view(1))
-        flat = torch.cat(parts)
-        work = dist.all_reduce(flat, async_op=True)
-        self._sent.append((flat, work, [gradient is not None for gradient in gradients]))
-
-    def finish(self) -> list[Tensor]:
-        """Return the gradients of the parameters that have one, summed over all processes."""
-        for bucket in self._buckets[len(self._sent) :]:
-            self._send(bucket)
-        for bucket, (flat, work, have_gradients) in zip(self._buckets, self._sent, strict=True):
-            work.wait()  # on a GPU, the CPU does not wait
-            sizes = [parameter.numel() for parameter in bucket]
-            summed = torch.split(flat[: sum(sizes)], sizes)
-            for parameter, part, has_gradient in zip(bucket, summed, have_gradients, strict=True):
-                parameter.grad = _with_strides_of(parameter, part.view_as(parameter)) if has_gradient else None
-        if self._buckets:
-            self.bad_losses = self._sent[-1][0][-1]
-        elif self._team.size > 1:
-            dist.all_reduce(self.bad_losses)
-        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+    warnings.filterwarnings("ignore", "find_unused_parameters=True")  # most networks use all, but not all networks do
+    return DistributedDataParallel(
+        network,
+        find_unused_parameters=True,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,  # `stability.RunningStatistics` averages them
+        init_sync=False,  # `ProcessGroup.broadcast_weights` has copied the weights
+    )

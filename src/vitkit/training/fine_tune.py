@@ -41,7 +41,7 @@ from vitkit.system.run_files import LAST, RECIPE
 from vitkit.text.cells import plural
 from vitkit.training.adapters import add_low_rank, count_parameters, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import RunWriter, TrainableModel, TrainingState, has_state, identity, read
-from vitkit.training.distributed import fabric_of, shard_model
+from vitkit.training.distributed import fabric_of
 from vitkit.training.finalize import (
     class_weights,
     log_weights,
@@ -58,7 +58,7 @@ from vitkit.training.probe import ZERO_SHOT_KEPT, HeadImages, initialise_head
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.request import MakeOptimizer
 from vitkit.training.run_folder import Run
-from vitkit.training.stability import DivergedError, StabilityGuard, all_finite
+from vitkit.training.stability import DivergedError, all_finite
 from vitkit.training.start import (
     augment_of,
     choose_compile,
@@ -209,10 +209,7 @@ def run_training(
     run.say(f"{length} in {precision}; batch {batch}, lr {recipe.lr:g}{dropped}")
     network.train().to(fabric.device)
     team.broadcast_weights(network)
-    if team.size > 1 and recipe.strategy == "fsdp":
-        shard_model(vit_of(network, "strategy fsdp"), fabric.device, team.size)
-    guard = StabilityGuard(run.say)
-    state = TrainingState(network, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
+    state = TrainingState(network, recipe, steps * recipe.epochs, run.say, team, run.hooks.optimizer)
     state.clock.spent = state.clock.before_first_step = seconds_before
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, settings, run.metrics)
     if has_state(run.folder) and _load_checkpoint(run, state, writer):
@@ -395,7 +392,7 @@ def find_lr(
             trial = recipe.replace(lr=lr, schedule="constant", step_per="step", warmup=WARMUP_STEPS / TRIAL_STEPS)
             trial = trial.replace(ema=0.0, swa=0.0, time=None, find_lr=False)
             copied = copy.deepcopy(model).to(fabric.device).train()
-            state = TrainingState(copied, trial, TRIAL_STEPS, StabilityGuard(ignore), make_optimizer=make_optimizer)
+            state = TrainingState(copied, trial, TRIAL_STEPS, ignore, make_optimizer=make_optimizer)
             losses[lr] = _trial_loss(state, objective, sample, fabric, _CountSteps(progress, number * TRIAL_STEPS))
     sample.close()
     return losses
@@ -409,10 +406,9 @@ def _trial_loss(
     loop = Loop(state, objective, data, fabric, callbacks=[count], interruption=Interruption(stop))
     try:
         with stop:
-            loop.start()
             while not state.should_stop:
                 loop.train_epoch()
-                if not all_finite(state.model.state_dict()):  # the run itself would continue with a lower learning rate
+                if not all_finite(state.model):  # the run itself would end
                     return math.inf
                 state.next_epoch()
             loop.validate()

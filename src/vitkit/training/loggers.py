@@ -1,41 +1,30 @@
-"""Loggers, which receive the figures of each epoch in addition to metrics.csv: TensorBoard, CSV, W&B and MLflow."""
+"""Loggers, which receive the figures of each epoch in addition to metrics.csv: TensorBoard, and those of the caller."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.system.files import read_json, write_json
 from vitkit.system.progress import Say
-from vitkit.system.run_files import BOARD, LOGGER_RUNS
+from vitkit.system.run_files import BOARD
 from vitkit.training.checkpoint import TrainingState
 from vitkit.training.loop import HOOKS
 from vitkit.training.recipe import Recipe, without_absolute_paths
 from vitkit.training.request import Hooks
 
 
-class Logger(Protocol):
-    """The interface of Lightning's loggers. Only the method `log_metrics` is required; its `step` is the epoch."""
-
-    def log_hyperparams(self, params: dict[str, Any]) -> None: ...
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...
-
-    def finalize(self, status: str) -> None:
-        """End the log; the status is `success` or `failed`."""
-
-
 class LogEpochs:
-    """A callback that passes the recipe and the figures of each epoch to loggers.
+    """A callback that passes the recipe and the figures of each epoch to loggers with the interface of Lightning's.
 
-    If a logger raises an exception, the error is reported and the logger is not called again. The training continues.
+    Only their method `log_metrics(metrics, step)` is required; `step` is the epoch. If a logger raises an exception,
+    the error is reported and the logger is not called again. The training continues.
     """
 
-    def __init__(self, loggers: Sequence[Logger], recipe: Recipe, say: Say) -> None:
+    def __init__(self, loggers: Sequence[Any], recipe: Recipe, say: Say) -> None:
         self._loggers, self._recipe, self._say = list(loggers), recipe, say
 
     def on_fit_start(self, state: TrainingState) -> None:
@@ -77,17 +66,12 @@ def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
     if recipe.teacher is not None and hooks.loss:
         message = "loss cannot be combined with teacher, whose loss it replaces: leave out one of them"
         raise VitkitError("training.hook-conflict", message)
-    if recipe.logger in LOGGERS:
-        package = LOGGERS[recipe.logger][0]
-        if importlib.util.find_spec(package) is None:
-            message = f"--logger {recipe.logger} needs the package {package}: pip install {package}"
-            raise VitkitError("training.package-missing", message)
+    if recipe.logger == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+        message = "--logger tensorboard needs the package tensorboard: pip install tensorboard"
+        raise VitkitError("training.package-missing", message)
     for callback in hooks.callbacks:
-        if isinstance(callback, type):
-            message = f"callbacks: {callback.__name__} is a class; give an object: {callback.__name__}()"
-            raise VitkitError("training.hook-invalid", message)
-        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
-            message = f"callbacks: {type(callback).__name__} has none of the methods {', '.join(HOOKS)}"
+        if isinstance(callback, type) or not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            message = f"callbacks: {callback!r:.80} is no object with one of the methods {', '.join(HOOKS)}"
             raise VitkitError("training.hook-invalid", message)
     for logger in hooks.loggers:
         if not callable(getattr(logger, "log_metrics", None)):
@@ -99,82 +83,15 @@ def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
             "loggers: an object can log only one training, but --folds makes several: use the option logger instead",
         )
     has_needed = any(not getattr(callback, "is_optional", False) for callback in hooks.callbacks)
-    if recipe.method == "probe" and (has_needed or hooks.loggers or recipe.logger in LOGGERS):
+    if recipe.method == "probe" and (has_needed or hooks.loggers or recipe.logger == "tensorboard"):
         message = "method probe takes no steps, so callbacks and loggers are never called: use method full or lora"
         raise VitkitError("training.hook-unused", message)
 
 
-def loggers_of(recipe: Recipe, folder: Path, epoch: int) -> list[Logger]:
-    """Open the logger of a recipe, if it names one. If possible, entries from `epoch` on, the next one, are removed."""
-    name = recipe.logger
-    if name == "auto" and importlib.util.find_spec("tensorboard") is not None:
-        name = "tensorboard"
-    return [LOGGERS[name][1](folder, epoch)] if name in LOGGERS else []
-
-
-def _tensorboard(folder: Path, epoch: int) -> Logger:
+def loggers_of(recipe: Recipe, folder: Path, epoch: int) -> list[Any]:
+    """Open TensorBoard if the recipe asks for it. Its entries from `epoch` on, the next one, are removed."""
+    if recipe.logger == "none" or importlib.util.find_spec("tensorboard") is None:
+        return []
     from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
-    return cast(Logger, TensorBoardLogger(folder, name=BOARD, version="", purge_step=epoch))
-
-
-def _csv(folder: Path, epoch: int) -> Logger:
-    from lightning_fabric.loggers.csv_logs import CSVLogger
-
-    version = "" if epoch == 0 else f"from-epoch-{epoch}"  # the logger would overwrite an existing file
-    return cast(Logger, CSVLogger(folder, name="csv", version=version, flush_logs_every_n_steps=1))
-
-
-def _saved_id(folder: Path, logger: str, epoch: int) -> str | None:
-    # The identifier of a resumed run in a logging service. If it is None, the service starts another run.
-    file = folder / LOGGER_RUNS
-    return read_json(file).get(logger) if epoch > 0 and file.is_file() else None
-
-
-class _WandB:
-    def __init__(self, folder: Path, epoch: int) -> None:
-        import wandb
-
-        saved_id = _saved_id(folder, "wandb", epoch)
-        resume = {} if saved_id is None else {"id": saved_id, "resume": "allow"}
-        self._run = wandb.init(project="vitkit", name=folder.name, dir=str(folder), **resume)
-        write_json(folder / LOGGER_RUNS, {"wandb": self._run.id})
-
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
-        self._run.config.update(params, allow_val_change=True)
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        self._run.log({**metrics, "epoch": step}, step=step)
-
-    def finalize(self, status: str) -> None:
-        self._run.finish(exit_code=0 if status == "success" else 1)
-
-
-class _MLflow:
-    def __init__(self, folder: Path, epoch: int) -> None:
-        import mlflow
-
-        self._mlflow = mlflow
-        mlflow.set_experiment("vitkit")
-        self._saved_id = _saved_id(folder, "mlflow", epoch)
-        run = mlflow.start_run(run_id=self._saved_id, run_name=folder.name)
-        write_json(folder / LOGGER_RUNS, {"mlflow": run.info.run_id})
-
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
-        if self._saved_id is None:  # MLflow refuses changed parameters, such as another number of workers
-            self._mlflow.log_params(params)
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        self._mlflow.log_metrics(metrics, step=step)
-
-    def finalize(self, status: str) -> None:
-        self._mlflow.end_run("FINISHED" if status == "success" else "FAILED")
-
-
-# For each name, the package that the logger needs, and the function that opens the logger.
-LOGGERS: Mapping[str, tuple[str, Callable[[Path, int], Logger]]] = {
-    "tensorboard": ("tensorboard", _tensorboard),
-    "csv": ("lightning_fabric", _csv),
-    "wandb": ("wandb", _WandB),
-    "mlflow": ("mlflow", _MLflow),
-}
+    return [TensorBoardLogger(folder, name=BOARD, version="", purge_step=epoch)]

@@ -2,21 +2,20 @@
 
 Read `Loop.take_step` first. A step updates the weights with the mean gradient of one batch, or of several
 (`grad_accum`). Several processes compute their shares of each batch and sum their gradients. Other classes handle lack
-of memory (`stability.Pieces`), values that are not finite (`stability.FiniteCheck`), epochs that made the model
-unusable (`stability.SafePoint`), averages of the weights (`optim.WeightAverage`), time budgets (`checkpoint.Clock`),
-and signals (`Interruption`).
+of memory (`stability.Pieces`), values that are not finite (`stability.FiniteCheck`), averages of the weights
+(`optim.WeightAverage`), time budgets (`checkpoint.Clock`), and signals (`Interruption`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,10 +31,10 @@ from vitkit.system.processes import Deferral
 from vitkit.system.progress import progress
 from vitkit.training.adapters import PatchDropout, heads_of
 from vitkit.training.checkpoint import Clock, TrainingState, in_evaluation
-from vitkit.training.distributed import ALONE, GradientSums, ProcessGroup
+from vitkit.training.distributed import ALONE, ForwardHeads, ProcessGroup, add_gradients, parallel
 from vitkit.training.losses import EpochSums, TrainingObjective
 from vitkit.training.optim import set_learning_rate, swa_start
-from vitkit.training.stability import FiniteCheck, RunningStatistics, ValidationOutcome, optimizer_in_memory
+from vitkit.training.stability import LOWER_LR, DivergedError, RunningStatistics, all_finite, optimizer_in_memory
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -43,13 +42,6 @@ if TYPE_CHECKING:
 
 class StoppedBetweenSteps(Interrupted):
     """A signal stopped the training between two steps. All processes stopped after the same step."""
-
-
-class Agreement(NamedTuple):
-    """The common decision of all processes after a step: whether the training ends, or a checkpoint is written now."""
-
-    should_stop: bool = False
-    should_save: bool = False
 
 
 _MAX_STEPS_APART = 16  # between two agreements
@@ -72,8 +64,10 @@ class Interruption:
 
     def after_step(
         self, *, should_stop: bool = False, should_save: bool = False, clock: Clock | None = None, force: bool = False
-    ) -> Agreement:
-        """Decide together with the other processes whether to stop or to save. All processes must call this method.
+    ) -> tuple[bool, bool]:
+        """Decide with the other processes whether the training ends, and whether a checkpoint is written now.
+
+        All processes must call this method.
 
         The training ends, or a checkpoint is written, if any process wants this. If no agreement is due after this
         step, neither happens; `force` makes one due. If `clock` is given, it is set to the time of the main process,
@@ -84,7 +78,7 @@ class Interruption:
         """
         self._steps += 1
         if self._team.size > 1 and self._steps < self._steps_apart and not force:
-            return Agreement()
+            return False, False
         now = time.monotonic()
         step_seconds = (now - self._last) / self._steps
         main_time = now if self._team.is_main else -math.inf  # so the maximum is the time of the main process
@@ -96,7 +90,7 @@ class Interruption:
             raise StoppedBetweenSteps(int(signal))
         if clock is not None:
             clock.set(main_time)
-        return Agreement(bool(any_stops) or (clock is not None and clock.is_expired), bool(any_saves))
+        return bool(any_stops) or (clock is not None and clock.is_expired), bool(any_saves)
 
 
 @dataclass
@@ -111,10 +105,6 @@ class MicroBatch:
     dropout_keys: Tensor  # the random numbers of the dropout layers, (layers, B)
     losses: list[Tensor] = field(default_factory=list)  # for each computed piece, the sum over its images, ()
     hits: list[Tensor] = field(default_factory=list)  # for each computed piece, which images were classified correctly
-
-    def note(self, loss: Tensor, hits: Tensor) -> None:
-        self.losses.append(loss)
-        self.hits.append(hits)
 
 
 class TimedBatches:
@@ -167,12 +157,12 @@ class Loop:
         self.state, self.data, self.fabric, self.team, self.callbacks = state, data, fabric, team, list(callbacks)
         self.objective = objective.to(fabric.device)
         self.interruption = interruption or Interruption(Deferral(), team)
-        self.finite_check = FiniteCheck(state.guard, state.scaler)
-        self._forward: Callable[..., tuple[Tensor, ...]] = state.model.forward_heads
+        self._heads = ForwardHeads(state.model)
+        self._network: Any = parallel(self._heads) if team.size > 1 else self._heads
+        self._parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
         self._dropout = DropoutNumbers(state.model)
         self._statistics = RunningStatistics(state.model, team)
-        self.gradients = GradientSums(state.model, team)
 
     def compile_steps(self) -> None:
         """Compile the forward and backward pass with torch.compile, for batches of the usual size.
@@ -180,14 +170,14 @@ class Loop:
         Other batches, such as the last one of an epoch, are computed without compiled code: compiling takes up to a
         minute for each size, and code for any size would be slower.
         """
-        eager, compiled = self._forward, torch.compile(self.state.model.forward_heads, dynamic=False)
+        eager, compiled = self._heads.function, torch.compile(self.state.model.forward_heads, dynamic=False)
         batch_size, _ = self.data.images_in(0, 0)
 
         def forward(images: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
             usual_size = min(batch_size, self.state.pieces.size or batch_size)
             return compiled(images, *others) if len(images) == usual_size else eager(images, *others)
 
-        self._forward = forward
+        self._heads.function = forward
 
     # --- Epochs -----------------------------------------------------------------------------------
 
@@ -196,33 +186,30 @@ class Loop:
 
         Raises:
             Interrupted: a signal arrived.
-            DivergedError: the training diverged repeatedly.
+            DivergedError: losses, gradients or weights are no longer finite.
             VitkitError: memory is too small, or an image cannot be read.
         """
         state = self.state
-        self.start()
+        state.clock.start()
         self._notify("on_fit_start")
         for epoch in range(state.epoch, state.recipe.epochs):
             if epoch > state.epoch:
                 state.next_epoch()
             try:
                 self.train_epoch()
-                outcome = self.validate()
+                self.validate()
             except StoppedBetweenSteps:
                 self._notify_before_saving("on_interrupt")
                 raise
-            self.restore_if_unusable(outcome)
+            state.clock.read()
+            if not all(all_finite(part) for part in (state.model, state.average) if part is not None):
+                message = f"the weights are no longer finite after epoch {epoch + 1}: {LOWER_LR}"
+                raise DivergedError("training.diverged", message)
             self._notify("on_epoch_end")
-            if self.interruption.after_step(should_stop=state.should_stop, force=True).should_stop:
+            should_stop, _ = self.interruption.after_step(should_stop=state.should_stop, force=True)
+            if should_stop:
                 break
         self._notify("on_fit_end")
-
-    def start(self) -> None:
-        """Start the clock, and store the weights that are restored if the first epoch makes the model unusable."""
-        self.state.clock.start()
-        self._statistics.start()
-        if not self.state.safe_point.weights:
-            self.state.safe_point.store()
 
     def train_epoch(self) -> None:
         """Take the steps of an epoch, or the remaining ones if the run was resumed within the epoch."""
@@ -249,20 +236,20 @@ class Loop:
     def between_steps(self) -> bool:
         """Write a checkpoint if any process wants one, and return whether the training ends."""
         state = self.state
-        agreed = self.interruption.after_step(
+        should_stop, should_save = self.interruption.after_step(
             should_stop=state.should_stop, should_save=state.should_save, clock=state.clock
         )
-        if agreed.should_save:
+        if should_save:
             self._notify_before_saving("on_save")
             state.should_save = False
-        state.should_stop |= agreed.should_stop
-        return agreed.should_stop
+        state.should_stop |= should_stop
+        return should_stop
 
     def begin_epoch(self) -> None:
         """Reset the sums of the epoch, and put a backbone that is not trained into evaluation mode."""
         state = self.state
         if not state.batch:  # else the run was resumed within the epoch
-            state.sums, state.was_restored, state.metrics = EpochSums(), False, {}
+            state.sums, state.metrics = EpochSums(), {}
             state.epoch_began = state.clock.used_fraction
         if state.recipe.method == "probe-sgd":  # a frozen backbone should not use dropout
             state.model.eval()
@@ -271,7 +258,7 @@ class Loop:
 
     def end_epoch(self) -> None:
         """Compute the training figures of the epoch, and with stochastic weight averaging update the average."""
-        self.finite_check.resolve_pending()
+        self.state.finite_check.resolve_pending()
         state, start = self.state, swa_start(self.state.recipe)
         if state.average is not None and start is not None and state.epoch >= start:
             state.average.update(state.model)
@@ -292,17 +279,24 @@ class Loop:
         def accumulate_gradients(micro: MicroBatch, piece: slice) -> None:
             size = len(micro.targets[piece])
             training_images = size if micro.training_images else 0  # without placeholders
-            with self._dropout.using(micro.dropout_keys[:, piece]), self._statistics.normalising(size):
+            # Several processes add up their gradients in the last backward pass of the step.
+            is_shared = self.team.size > 1
+            exchange = self._network.no_sync() if is_shared and not micro.is_last else nullcontext()
+            with exchange, self._dropout.using(micro.dropout_keys[:, piece]), self._statistics.normalising(size):
                 loss, hits = self.loss_of(micro.images[piece], micro.targets[piece])  # the forward pass
                 weighted = state.scaler.scale(loss * (training_images / all_images))
-                is_last = micro.is_last and piece.stop >= len(micro.targets)
-                self.gradients.add(weighted, is_last=is_last)  # the backward pass
-            micro.note(loss.detach() * training_images, hits[:training_images])
+                if is_shared:
+                    total = weighted * self.team.size  # the mean over processes becomes a sum
+                    with torch.autocast(loss.device.type, enabled=False):
+                        total.backward()  # type: ignore[no-untyped-call]
+                else:
+                    add_gradients(self._parameters, weighted)  # the backward pass
+            micro.losses.append(loss.detach() * training_images)
+            micro.hits.append(hits[:training_images])
 
         state.metrics["lr"] = lr = state.lr
         set_learning_rate(optimizer, lr)
         optimizer.zero_grad()
-        self.gradients.begin()
         self._statistics.begin()
         for number, batch in enumerate(batches, start=first):
             with self.fabric.autocast():
@@ -312,15 +306,13 @@ class Loop:
                 state.pieces.run(len(micro.images), partial(accumulate_gradients, micro))
             loss = torch.stack(micro.losses).sum()
             state.sums.add(loss, micro.training_images, micro.hits)
-            self.finite_check.note_loss(loss, state.epoch, state.step)
-        gradients = self.gradients.finish()  # the sums over all processes
-        if self.team.size > 1:
-            self.finite_check.note_team(self.gradients.bad_losses)
+            state.finite_check.note_loss(loss, state.epoch, state.step)
         state.scaler.unscale_(optimizer)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        is_finite = self.finite_check.is_finite(norm)
+        is_finite = state.finite_check.is_finite(norm)
         self._statistics.finish(own_images, is_finite)
-        if not self.finite_check.allows(optimizer, is_finite):
+        if not state.finite_check.allows(optimizer, is_finite):
             optimizer.zero_grad()
             state.scaler.update()
             return
@@ -335,7 +327,7 @@ class Loop:
 
     def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the mean loss of some images, and whether each was classified correctly, (B,)."""
-        heads = self.objective.call_network(self._forward, images, targets)
+        heads = self.objective.call_network(self._network, images, targets)
         return self.objective.loss(heads, images, targets), self.objective.hits(heads, targets)
 
     def _prepare(self, batch: Batch, number: int, first: int) -> MicroBatch:
@@ -358,13 +350,10 @@ class Loop:
 
     # --- Validation -------------------------------------------------------------------------------
 
-    def validate(self) -> ValidationOutcome | None:
-        """Evaluate the model on the validation images, if there are any, and store the figures in the state.
-
-        Return the sums by which a collapsed model is recognised, if the objective computes them.
-        """
+    def validate(self) -> None:
+        """Evaluate the model on the validation images, if there are any, and store the figures in the state."""
         if not self.data.has_val:
-            return None
+            return
         outputs: list[tuple[Tensor, Tensor]] = []
         with in_evaluation(self.state.model_to_save), torch.no_grad(), self.fabric.autocast():
             for batch in self.data.val_batches():
@@ -376,22 +365,11 @@ class Loop:
         output, labels = (torch.cat(parts).cpu()[: self.data.val_images] for parts in zip(*outputs, strict=True))
         if not self.objective.evaluates_shares:
             output, labels = (self.data.combine_shares(self.team.gather(part)) for part in (output, labels))
-        metrics, outcome = self.objective.validation_figures(output, labels, self.team)
-        self.state.metrics.update(metrics)
-        return outcome
-
-    def restore_if_unusable(self, outcome: ValidationOutcome | None) -> None:
-        """If the weights of the epoch are unusable, restore the last usable weights and reset the optimiser."""
-        state = self.state
-        state.clock.read()
-        is_warm = state.progress >= state.recipe.warmup
-        state.was_restored = state.safe_point.update(state.guard, outcome, epoch=state.epoch, is_warm=is_warm)
-        if state.was_restored:
-            state.optimizer.state.clear()
+        self.state.metrics.update(self.objective.validation_figures(output, labels, self.team))
 
     def _notify_before_saving(self, hook: str) -> None:
         # Before a checkpoint is written, find out which steps were skipped.
-        self.finite_check.resolve_pending()
+        self.state.finite_check.resolve_pending()
         self._notify(hook)
 
     def _notify(self, hook: str, *arguments: Any) -> None:

@@ -22,7 +22,6 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import mean_average_precision
 from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.recipe import Recipe
-from vitkit.training.stability import ValidationOutcome
 
 
 def distillation_loss(
@@ -30,7 +29,7 @@ def distillation_loss(
     labels: Tensor,
     teacher: Tensor,
     *,
-    kind: Literal["hard", "soft", "soft-deit"],
+    kind: Literal["hard", "soft"],
     alpha: float,
     temperature: float,
     label_smoothing: float = 0.0,
@@ -39,15 +38,15 @@ def distillation_loss(
 
     - hard (eq. 3): 1/2 CE(class head, labels) + 1/2 CE(distillation head, the teacher's decision)
     - soft (eq. 2): (1 - alpha) CE(class head, labels) + alpha t^2 KL(teacher || distillation head, at temperature t)
-    - soft-deit: as soft, with KL / K, for values of alpha from DeiT's scripts. DeiT's code (losses.py) divides by the
-      number of logits, B K; the formulas of the paper and of Hinton (arXiv 1503.02531) do not divide by K.
+
+    DeiT's code (losses.py) divides KL by the number of classes K, which the paper and Hinton (arXiv 1503.02531) do not.
 
     Args:
         heads: the logits (B, K) of the class head and, if the model has one, of the distillation head.
         labels: true classes (B,), or targets (B, K). The sum of a row of targets is the weight of the image in both
             terms.
         teacher: the teacher's logits (B, K), in the student's order of classes.
-        kind: which of the three losses to compute.
+        kind: which of the two losses to compute.
         alpha: lambda in the paper's soft loss.
         temperature: tau in the paper's soft loss.
         label_smoothing: the smoothing of the true labels. The teacher's decisions are not smoothed.
@@ -59,8 +58,7 @@ def distillation_loss(
         imitation = F.cross_entropy(student, teacher.argmax(dim=1), reduction="none")  # (B,)
         return (true + (weights * imitation).mean()) / 2
     student, teacher = (F.log_softmax(logits / temperature, dim=1) for logits in (student, teacher))
-    terms = F.kl_div(student, teacher, reduction="none", log_target=True)  # (B, K)
-    divergence = terms.mean(dim=1) if kind == "soft-deit" else terms.sum(dim=1)  # (B,)
+    divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1)  # (B,)
     return (1 - alpha) * true + alpha * temperature**2 * (weights * divergence).mean()
 
 
@@ -123,13 +121,8 @@ class TrainingObjective(Protocol):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         """Return the correctness (B,) of each image, from 0 to 1; an empty tensor if correctness is not defined."""
 
-    def validation_figures(
-        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
-    ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures by name from outputs (n, ...) and labels (n,), with the processes of `team`.
-
-        Also return the sums by which `stability` recognises a collapsed model, or None if it cannot be recognised.
-        """
+    def validation_figures(self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE) -> dict[str, float]:
+        """Compute the validation figures of all processes by name, from the outputs (n, ...) and labels (n,) of one."""
 
 
 @dataclass(frozen=True)
@@ -198,13 +191,11 @@ class Objective:
         """Return whether the mean logits of the heads classify each image correctly, (B,)."""
         return _mean_of_heads(heads).argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
 
-    def validation_figures(
-        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
-    ) -> tuple[dict[str, float], ValidationOutcome | None]:
+    def validation_figures(self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE) -> dict[str, float]:
         logits = outputs if self.shift is None else outputs + self.shift  # (n, K)
-        outcome = ValidationOutcome.of(logits, labels, self.shift).sum_over(team)
         loss = team.mean_of(F.cross_entropy(logits, labels).item(), len(labels))
-        return {"val_loss": loss, "val_acc": outcome.accuracy}, outcome
+        correct, images = team.reduce(((logits.argmax(dim=1) == labels).sum().item(), len(labels)))
+        return {"val_loss": loss, "val_acc": correct / images}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +203,7 @@ class MultiLabelObjective(Objective):
     """Binary cross-entropy of each class, for images that may have several classes.
 
     The accuracy is the fraction of images for which the predictions of all classes are correct at a threshold of 1/2.
-    `val_map` is the mean average precision. `validation_figures` returns no outcome, because a collapsed model cannot
-    be distinguished from a model at the beginning of its training.
+    `val_map` is the mean average precision.
 
     A label is the index of one of S sets of classes. `sets` (S, K) has their targets (`ImageTable.set_targets`).
     """
@@ -238,17 +228,14 @@ class MultiLabelObjective(Objective):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         return ((_mean_of_heads(heads) > 0) == (targets > 0.5)).all(dim=1)
 
-    def validation_figures(
-        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
-    ) -> tuple[dict[str, float], ValidationOutcome | None]:
+    def validation_figures(self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE) -> dict[str, float]:
         logits = outputs if self.shift is None else outputs + self.shift  # (n, K)
         targets = self.sets.cpu()[labels]  # (n, K)
-        figures = {
+        return {
             "val_loss": F.binary_cross_entropy_with_logits(logits, targets).item(),
             "val_acc": ((logits > 0) == (targets > 0.5)).all(dim=1).float().mean().item(),
             "val_map": mean_average_precision(targets.bool().numpy(), logits.nan_to_num().numpy()),
         }
-        return figures, None
 
 
 def _mean_of_heads(heads: Sequence[Tensor]) -> Tensor:

@@ -116,8 +116,6 @@ class Method(Options):
     """Average the weights of the epochs in this last fraction of the training, such as 0.25; 0 is none."""
     swa_lr: Annotated[float | None, Between(1e-12, 1e3)] = None
     """Learning rate during swa; by default that at the start of swa."""
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """Each device has the whole model (ddp) or a shard of it (fsdp); auto: ddp."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,11 +165,9 @@ class Targets(Options):
     cutmix: Annotated[float, Between(0, 100)] = 0.0
     """Paste a part of one image into another; alpha of the beta distribution, 0 is off."""
     teacher: str | None = None
-    """Imitate this model: a folder or checkpoint, a torchvision CNN, or CNN:FILE for its weights."""
-    distillation: Literal["hard", "soft", "soft-deit"] = "hard"
-    """Learn the teacher's decisions (hard) or its probabilities, as in DeiT's paper (soft) or in DeiT's code, where the
-    teacher's weight is divided by the number of classes (soft-deit).
-    """
+    """Imitate this model: a folder, a checkpoint, or the name of a torchvision CNN."""
+    distillation: Literal["hard", "soft"] = "hard"
+    """Learn the teacher's decisions (hard) or its probabilities (soft)."""
     distill_alpha: Annotated[float, Between(0, 1)] = 0.1
     """Weight of the teacher in soft distillation."""
     distill_temperature: Annotated[float, Between(0.001, 1e3)] = 3.0
@@ -236,8 +232,10 @@ class Keep(Options):
     """Time between two checkpoints within an epoch, by default 10m; a checkpoint is also written after each epoch."""
     patience: Annotated[int | None, Between(1, 1e9)] = None
     """Stop after this many epochs without improvement."""
-    logger: Literal["auto", "tensorboard", "csv", "wandb", "mlflow", "none"] = "auto"
-    """Loggers of the curves, in addition to metrics.csv; auto: tensorboard if it is installed."""
+    logger: Literal["auto", "tensorboard", "none"] = "auto"
+    """Logger of the curves, in addition to metrics.csv; auto: tensorboard if it is installed. Others are objects of
+    `vitkit.Hooks(loggers=...)`.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -596,11 +594,7 @@ def _check_not_repeated(name: str, known_fields: Mapping[str, Any], what: str) -
 
 def without_absolute_paths(recipe: Recipe) -> Recipe:
     """Return a copy of the recipe for publication, which keeps only the last part of each absolute path."""
-    paths = {name: getattr(recipe, name) for name in ("data", "labels", "split_from", "weights")}
-    if recipe.teacher is not None:
-        model, colon, file = recipe.teacher.partition(":")  # a torchvision model may have its weights in a file
-        is_in_file = colon and Path(file).is_absolute()
-        paths["teacher"] = f"{model}:{public_path(file)}" if is_in_file else recipe.teacher
+    paths = {name: getattr(recipe, name) for name in ("data", "labels", "split_from", "weights", "teacher")}
     return recipe.replace(**{name: public_path(path) for name, path in paths.items() if path is not None})
 
 

@@ -20,7 +20,7 @@ from vitkit.model_folder import WEIGHTS
 from vitkit.reporting.plots import save_figure
 from vitkit.system.files import exclusive_in, is_empty, open_regular, unfinished, write_text
 from vitkit.system.logger import log
-from vitkit.system.run_files import FILES, LAST, LOG, LOGGED, METRICS, PICTURES, RECIPE, REQUEST, folds_in
+from vitkit.system.run_files import BOARD, FILES, LAST, LOG, METRICS, PICTURES, RECIPE, REQUEST, folds_in
 from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.request import NO_HOOKS, Hooks
 
@@ -235,7 +235,7 @@ def remove_run_files(folder: Path) -> None:
     remove_temporary_files(folder)
     for name in _FILES_OF_RUN:
         (folder / name).unlink(missing_ok=True)
-    for name in (LAST.parent.name, *LOGGED):  # folders
+    for name in (LAST.parent.name, BOARD):  # folders
         shutil.rmtree(folder / name, ignore_errors=True)
     for fold in folds_in(folder):
         remove_run_files(fold)

@@ -37,7 +37,6 @@ from vitkit.training.published import paper_training
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.request import Hooks
 from vitkit.training.run_folder import Run
-from vitkit.training.stability import StabilityGuard
 from vitkit.training.start import (
     check_config,
     choose_compile,
@@ -60,7 +59,7 @@ def measure_training(run: Run, devices: int) -> Figures:
     recipe, notes = _at_full_speed(run.recipe)
     table = run.parts[0].images.table
     classifier = new_classifier(run.blueprint, table, "")
-    teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, run.config.image_size)
+    teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes)
     run.recipe = recipe.replace(lp_ft=False)  # the head is not fitted, which would take a pass over all images
     run.inputs = Inputs(table, "", {}, {})
     data, objective, fabric, _ = prepare_training(run, classifier, teacher)
@@ -201,8 +200,8 @@ def measure_on_noise(request: Recipe, hooks: Hooks) -> Figures:
 def _initial_state(
     model: Any, recipe: Recipe, data: BatchedImages, device: torch.device, hooks: Hooks
 ) -> TrainingState:
-    # The weights, their copy in the safe point, their gradients and two moments have four bytes for each parameter.
-    needed = 5 * 4 * count_parameters(model)[0]
+    # The weights, their gradients and two moments have four bytes for each parameter.
+    needed = 4 * 4 * count_parameters(model)[0]
     if device.type == "cpu" and needed > (free := available_memory()):
         raise VitkitError(
             "training.memory-short",
@@ -211,7 +210,7 @@ def _initial_state(
         )
     model.train().to(device)
     steps = math.ceil(data.batches / recipe.grad_accum) * recipe.epochs
-    return TrainingState(model, recipe, steps, StabilityGuard(ignore), make_optimizer=hooks.optimizer)
+    return TrainingState(model, recipe, steps, ignore, make_optimizer=hooks.optimizer)
 
 
 def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figures:
@@ -223,25 +222,23 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
 
     def take_step(count: int) -> None:
         loop.take_step(0, [(batch[0][:count], batch[1][:count])] * batches)
-        loop.finite_check.resolve_pending()
+        state.finite_check.resolve_pending()
 
     def measure(count: int) -> tuple[int, float]:
         state.optimizer.zero_grad()  # `held` has no gradients
         return _memory_and_time(partial(take_step, count), device, held)
 
-    loop.start()
     loop.begin_epoch()
     first_count = min(_FIRST_IMAGES, whole)
     with FlopCounterMode(display=False) as counter:
         take_step(first_count)
     if choose_compile(recipe, len(loop.data.train)):
         loop.compile_steps()
-    copies = [tensor for weights in state.safe_point.weights.values() for tensor in weights.values()]
     moments = [value for values in state.optimizer.state.values() for value in values.values()]
     modules = [module for module in (state.model, state.average, teacher) if module is not None]
     weights = [tensor for module in modules for tensor in module.state_dict().values()]
     # The bytes that tensors occupy between two steps.
-    held = sum(value.nbytes for value in [*copies, *moments, *weights] if isinstance(value, torch.Tensor))
+    held = sum(value.nbytes for value in [*moments, *weights] if isinstance(value, torch.Tensor))
     notes = _excluded_costs(recipe)
     if devices > 1:
         share = "measured on one device with its share of a batch"

@@ -124,7 +124,7 @@ def pretrain(
         import vitkit
 
         recipe = vitkit.Recipe(model="vit_micro_patch8_16", epochs=1, max_images=100)
-        run = vitkit.pretrain("digits", recipe, pretraining=vitkit.Pretraining(decoder_layers=1))
+        run = vitkit.pretrain("digits", recipe, pretraining=vitkit.Pretraining(mask=0.6))
         vitkit.train("digits", vitkit.Recipe(weights=str(run.folder), method="full", epochs=1, max_images=100))
 
     Images in class folders are split as for training, and the test images are not used. A training that starts from the

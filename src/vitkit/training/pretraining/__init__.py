@@ -62,10 +62,6 @@ class Pretraining(Options):
     """What to predict for a hidden patch: its pixels with mean 0 and deviation 1 (normalised; auto for mae), its
     pixels, its mean colour, one of 512 (colour; auto for masked-patch), or the mean colours of 4 x 4 cells.
     """
-    decoder_layers: Annotated[int | None, Between(1, 1000)] = None
-    """Layers of mae's decoder; by default two thirds of the encoder's, at most 8."""
-    decoder_width: Annotated[int | None, Between(32, 100000.0)] = None
-    """Width of mae's decoder; by default two thirds of the encoder's, at most 512."""
     unlabelled: bool = False
     """Use every image below the folder, regardless of its folders; none is held out for testing."""
 
@@ -78,16 +74,9 @@ class Pretraining(Options):
                 f"--target must be one of {', '.join(defaults.targets)} with --objective {self.objective}, "
                 f"not {self.target}",
             )
-        for name in ("decoder_layers", "decoder_width"):
-            if self.objective != "mae" and getattr(self, name) is not None:
-                message = f"--{name.replace('_', '-')}: only --objective mae has a decoder; leave it out"
-                raise VitkitError("training.decoder-missing", message)
-        if self.decoder_width is not None and self.decoder_width % 32:
-            message = f"--decoder-width must be a multiple of 32, for heads of that size, not {self.decoder_width}"
-            raise VitkitError("training.decoder-width", message)
 
     def resolved(self) -> Pretraining:
-        """Return the options with the objective's mask and target for unset ones; the decoder's may stay None."""
+        """Return the options with the objective's mask and target for unset ones."""
         defaults = OBJECTIVES[self.objective]
         target = defaults.targets[0] if self.target == "auto" else self.target
         return self.replace(mask=defaults.mask if self.mask is None else self.mask, target=target)

@@ -15,6 +15,7 @@ features of the encoder; W is the decoder's width.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -30,30 +31,18 @@ from vitkit.model.vit import Block, VisionTransformer
 from vitkit.training.pretraining import Pretraining
 
 
-class PretrainingTask(nn.Module):
-    """A task that hides patches and predicts them. Its weights are not part of the encoder."""
-
-    def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the loss of each image, (B,), and if classes are predicted, the fraction of correct ones, (B,)."""
-        raise NotImplementedError
-
-    def reconstruct(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict the pixels of all patches, (B, N, p * q * C); also return which patches were hidden, (B, N).
-
-        The pixels are normalised as the model reads them. Only the predictions for hidden patches are meaningful.
-        """
-        raise NotImplementedError
-
-
 class SelfSupervised(nn.Module):
-    """An encoder, which is a model without a head, and its task."""
+    """An encoder, which is a model without a head, and its task, whose weights are not part of the encoder."""
 
-    def __init__(self, encoder: VisionTransformer, task: PretrainingTask) -> None:
+    def __init__(self, encoder: VisionTransformer, task: MaskedAutoencoding | MaskedPatchPrediction) -> None:
         super().__init__()
         self.encoder, self.task = encoder, task
 
     def forward_heads(self, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the figures of the task, (B,) each, for images (B, C, height, width) with keys (B,)."""
+        """Return the loss of each image, (B,), and if colours are predicted, the fraction of correct ones, (B,).
+
+        The keys (B,) determine which patches of the images (B, C, height, width) are hidden.
+        """
         return self.task.figures(self.encoder, images, keys)
 
     def forward(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -154,7 +143,7 @@ _HEAD_SIZE = 32  # of the decoder, as in the paper: 512 features in 16 heads
 _EPS = 1e-6  # added to the variance of a patch
 
 
-class MaskedAutoencoding(PretrainingTask):
+class MaskedAutoencoding(nn.Module):
     """The task of MAE: its decoder, and the token that represents hidden patches (sec. 3).
 
     `options` are the options of the objective, as returned by `Pretraining.resolved`.
@@ -176,7 +165,7 @@ class MaskedAutoencoding(PretrainingTask):
                 f"--mask {options.mask:g} leaves {self.visible} of {config.patches} patches to see: at least one must "
                 "be seen and one hidden",
             )
-        decoder = decoder_config(config, options)
+        decoder = decoder_config(config)
         self.embed = nn.Linear(config.hidden_size, decoder.hidden_size)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, decoder.hidden_size))
         self.blocks = nn.ModuleList(Block(decoder, layer) for layer in range(decoder.layers))
@@ -217,6 +206,10 @@ class MaskedAutoencoding(PretrainingTask):
         return (error.gather(1, order[:, self.visible :]).mean(dim=1),)
 
     def reconstruct(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict the pixels of all patches, (B, N, p * q * C); also return which patches were hidden, (B, N).
+
+        The pixels are normalised as the model reads them. Only the predictions for hidden patches are meaningful.
+        """
         order = shuffle_patches(keys, self.config.patches)
         predicted = self.predict(encoder, images, order)
         if self.is_normalised:  # the predictions get the true mean and deviation of each patch
@@ -226,19 +219,18 @@ class MaskedAutoencoding(PretrainingTask):
         return predicted, torch.ones_like(order, dtype=torch.bool).scatter(1, order[:, : self.visible], value=False)
 
 
-def decoder_config(config: ViTConfig, options: Pretraining) -> ViTConfig:
+def decoder_config(config: ViTConfig) -> ViTConfig:
     """Return the configuration of the blocks of MAE's decoder.
 
-    The defaults are two thirds of the encoder's depth and width, at most 8 blocks and 512 features. For B/16 this is
-    the decoder of the paper: 8 blocks with 512 features and 16 heads.
+    It has two thirds of the encoder's depth and width, at most 8 blocks and 512 features. For B/16 this is the decoder
+    of the paper: 8 blocks with 512 features and 16 heads.
     """
-    layers = options.decoder_layers or min(8, -(-2 * config.layers // 3))
-    width = options.decoder_width or min(512, _HEAD_SIZE * max(1, round(2 * config.hidden_size / 3 / _HEAD_SIZE)))
+    width = min(512, _HEAD_SIZE * max(1, round(2 * config.hidden_size / 3 / _HEAD_SIZE)))
     return ViTConfig(
         image_size=config.image_size,
         patch_size=config.patch_size,
         num_classes=0,
-        layers=layers,
+        layers=min(8, math.ceil(2 * config.layers / 3)),
         hidden_size=width,
         heads=width // _HEAD_SIZE,
         mlp_size=4 * width,
@@ -249,7 +241,7 @@ def decoder_config(config: ViTConfig, options: Pretraining) -> ViTConfig:
     )
 
 
-class MaskedPatchPrediction(PretrainingTask):
+class MaskedPatchPrediction(nn.Module):
     """The task of predicting corrupted patches: the [mask] embedding and a layer that predicts colours or pixels.
 
     `options` are the options of the objective, as returned by `Pretraining.resolved`. The normalisation of `preprocess`
@@ -323,6 +315,7 @@ class MaskedPatchPrediction(PretrainingTask):
         return losses.mean(dim=(1, 2)), is_correct.float().mean(dim=(1, 2))
 
     def reconstruct(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Do the same as `MaskedAutoencoding.reconstruct`."""
         config = self.config
         corruption = corrupt(keys, config.patches, self.corrupted_count)
         predicted = self.predict(encoder, images, corruption)  # (B, N, outputs)

@@ -36,7 +36,7 @@ from vitkit.model.build import vit_of
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config
 from vitkit.model.vit import Attention, VisionTransformer
-from vitkit.reporting.plots import BLUE, GREY, ORANGE
+from vitkit.reporting.plots import draw_curve
 from vitkit.system.files import public_path, write_text
 from vitkit.system.run_files import FILLER, PRETRAINING, RECIPE, REPORT, resume_command
 from vitkit.text.pages import (
@@ -51,7 +51,6 @@ from vitkit.text.pages import (
     panels,
     table,
     to_png,
-    whole_numbers,
     write_page,
 )
 from vitkit.training.adapters import needs_every_patch
@@ -73,7 +72,6 @@ from vitkit.training.recipe import Recipe, name_of, without_absolute_paths
 from vitkit.training.request import NO_HOOKS, Hooks, load_run_recipe
 from vitkit.training.run import Stages, carry_out, continue_run
 from vitkit.training.run_folder import Run, check_output_folder
-from vitkit.training.stability import ValidationOutcome
 from vitkit.training.stages.examine import examine_images
 from vitkit.training.stages.split import limit
 from vitkit.training.stages.write import introduce, say_findings, started_run_folder
@@ -343,16 +341,7 @@ def _draw_strips(choices: Pretraining, run: Run, images: ImageTable) -> Figure:
 def draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
     """Plot training and validation loss by epoch, and mark epoch `kept`, counting from 0."""
     drawn = new_figure(6, 3.4)
-    axis = drawn.subplots()
-    for name, label, colour in (("train_loss", "training", BLUE), ("val_loss", "validation", ORANGE)):
-        points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
-        if points:
-            axis.plot(*zip(*points, strict=True), color=colour, label=label, marker="." if len(points) < 15 else "")
-    axis.axvline(kept + 1, color=GREY, linewidth=0.8, linestyle=":", label="kept")
-    axis.set(xlabel="epoch")
-    whole_numbers(axis.xaxis)
-    axis.grid(alpha=0.25)
-    axis.legend(frameon=False)
+    draw_curve(drawn.subplots(), rows, "loss", kept)
     return drawn
 
 
@@ -384,12 +373,9 @@ class Reconstruction:
         """Return the fraction of correct predictions for each image, (B,); empty if the task predicts pixels."""
         return heads[1].detach() if len(heads) > 1 else heads[0].new_zeros(0)
 
-    def validation_figures(
-        self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE
-    ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Return the mean figures of the validation images by name, and None: a collapse cannot be recognised."""
+    def validation_figures(self, outputs: Tensor, labels: Tensor, team: ProcessGroup = ALONE) -> dict[str, float]:
         means = [team.mean_of(mean, len(outputs)) for mean in outputs.double().mean(dim=0).tolist()]
-        return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
+        return dict(zip(("val_loss", "val_acc"), means, strict=False))
 
 
 TRAINING_KEYS, VALIDATION_KEYS = 1, 2

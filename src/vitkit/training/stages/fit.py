@@ -93,7 +93,7 @@ def begin_model(run: Run) -> tuple[Classifier, Teacher | None]:
                 run.say(f"note: patch embedding resized {resizing}")
     if recipe.teacher is None:
         return classifier, None
-    teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
+    teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes)
     classifier.provenance["teacher"] = {"name": without_absolute_paths(recipe).teacher, "sha256": teacher.sha256}
     for note in teacher.notes:
         run.say(f"note: {note}")

@@ -49,7 +49,7 @@ def open_data(run: Run) -> None:
     run.recipe, run.reasons = run.blueprint.recipe, [*reasons, *head_reasons]
     run.teacher_record = None
     if recipe.teacher is not None:
-        run.teacher_record = load_teacher(recipe.teacher, table.classes, run.blueprint.config.image_size).pictures
+        run.teacher_record = load_teacher(recipe.teacher, table.classes).pictures
 
 
 def keep_protocol(recipe: Recipe, table: ImageTable, folders: Iterable[Path]) -> tuple[Recipe, list[str]]:
