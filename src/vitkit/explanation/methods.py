@@ -59,11 +59,6 @@ def method_names() -> tuple[str, ...]:
     return (*METHODS, "all")
 
 
-def class_specific() -> tuple[str, ...]:
-    """Return the names of the methods whose map is specific to a class."""
-    return tuple(name for name, method in METHODS.items() if method.is_class_specific)
-
-
 def by_layer() -> tuple[str, ...]:
     """Return the names of the methods whose map is specific to a layer."""
     return tuple(name for name, method in METHODS.items() if method.is_layer_specific)
@@ -90,14 +85,6 @@ for _row in (
         "The attention of one layer, averaged over heads. It is the same for every class.",
         f"{_HOME}.attention",
         "last_attention",
-        is_layer_specific=True,
-    ),
-    Method(
-        "gradient-attention",
-        "The attention of one layer, weighted by its effect on this class.",
-        f"{_HOME}.class_maps",
-        "gradient_attention",
-        is_class_specific=True,
         is_layer_specific=True,
     ),
     Method(
