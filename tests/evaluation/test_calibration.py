@@ -10,7 +10,6 @@ from vitkit.evaluation import (
     calibrate,
     fit_temperature,
     log_odds,
-    max_rise_by_chance,
     to_probabilities,
 )
 
@@ -118,16 +117,3 @@ def test_logits_of_probabilities_give_them_back_and_are_finite_at_0_and_1() -> N
     assert np.isfinite(log_odds(ends, labels[:1])).all()
     least, most = log_odds(ends, ends)[0]
     assert least < -80 and most == pytest.approx(np.log(2 / np.finfo(np.float32).eps)), "the largest below 1"
-
-
-def test_chance_increases_the_error_by_more_than_said_in_one_of_forty_samples() -> None:
-    rng = np.random.default_rng(5)
-    before = 0.5 + 0.5 * rng.random(80)
-    after = before**2 / (before**2 + (1 - before) ** 2)  # what the right temperature, here 1/2, makes of them
-    limit = max_rise_by_chance(after, before)
-    rises = []
-    for _ in range(2000):
-        is_right = rng.random(80) < after
-        rises.append(Reliability.of_confidence(after, is_right).ece - Reliability.of_confidence(before, is_right).ece)
-    assert np.mean(np.array(rises) > limit) == pytest.approx(0.025, abs=0.02)
-    assert -0.1 < limit < 0.1

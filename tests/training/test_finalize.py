@@ -21,13 +21,10 @@ import vitkit
 from refusals import refused
 from vitkit.data import MULTI_LABEL, EpochSampler, split_from_file
 from vitkit.evaluation import (
-    Evaluation,
     at_temperature,
     best_thresholds,
     evaluate,
     fit_temperature,
-    for_prior,
-    operating_points,
 )
 from vitkit.training import (
     Balance,
@@ -114,28 +111,6 @@ def test_several_classes_an_image_have_their_true_probabilities_too() -> None:
     assert (logits.sigmoid() - expected)[:, 1].mean() > 0.05, "without the shift the rare class is said too often"
 
 
-def test_for_equal_shares_the_answer_is_the_balanced_one_and_both_are_told_where_classes_differ_much() -> None:
-    x, y, expected = cloud(20_000, seed=1)
-    names, paths = ("a", "b", "c"), tuple(map(str, range(len(y))))
-    evaluation = Evaluation("test", names, paths, y.numpy(), expected.exp().numpy().astype(np.float32))
-    standing = prior_correction([800, 150, 50], "loss", "data", tiny.build(num_classes=3)).to_dict()
-    alike = for_prior(evaluation, standing["counts"], "uniform")
-    wanted = truth(x, torch.full((3,), 1 / 3, dtype=torch.float64))
-    assert np.abs(alike.probabilities - wanted.exp().numpy()).max() < 1e-4
-    assert (alike.predicted == wanted.argmax(1).numpy()).mean() > 0.9999
-    assert alike.balanced_accuracy > evaluation.balanced_accuracy + 0.1
-    assert alike.accuracy < evaluation.accuracy
-    back = for_prior(alike, standing["counts"], "data")
-    assert np.abs(back.probabilities - evaluation.probabilities).max() < 1e-5
-    points = operating_points(evaluation, json.loads(json.dumps(standing)))
-    assert points is not None and points["chosen"] == "data"
-    assert points["data"]["accuracy"] == evaluation.accuracy
-    assert points["uniform"]["balanced_accuracy"] == alike.balanced_accuracy
-    assert points["uniform"]["recall"] == {name: row["recall"] for name, row in alike.per_class().items()}
-    assert operating_points(evaluation, standing | {"counts": [30, 20, 10]}) is None
-    assert operating_points(evaluation, None) is None
-
-
 @pytest.mark.parametrize("fields", [{}, {"distill_token": True, "distill_head": True}], ids=["one head", "two heads"])
 @pytest.mark.parametrize("has_teacher", [False, True])
 def test_the_saved_model_is_shifted_and_the_trained_one_stays(fields: dict[str, Any], has_teacher: bool) -> None:
@@ -186,7 +161,6 @@ def test_untold_confidences_are_the_classes_shares(noise: Path, tmp_path: Path, 
     assert mean_of_rare(run, noise) == pytest.approx(share, abs=0.04)
     numbers = json.loads((run / "evaluation.json").read_text())
     assert numbers["loss"] < 0.5 or prior == "uniform"
-    assert numbers["operating_points"]["chosen"] == prior
 
 
 def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, PriorCorrection]:

@@ -97,27 +97,6 @@ def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> flo
     return calibrate(logits, labels, shift=np.zeros(logits.shape[1])).temperature
 
 
-def max_rise_by_chance(
-    after: npt.NDArray[np.float64], before: npt.NDArray[np.float64], draws: int = 400, seed: int = 0
-) -> float:
-    """Return the largest increase of the calibration error that chance explains, as a 97.5 % quantile.
-
-    Even the correct temperature can increase the calibration error of a finite sample, compared with temperature 1. The
-    quantile comes from simulated samples for which the fitted temperature is the correct one: the confidences `after`
-    (n,), at the fitted temperature, are the probabilities with which the simulated predictions are correct. `before`
-    are the confidences at temperature 1, (n,).
-    """
-    rng = np.random.default_rng(seed)
-    bins_after, bins_before = bin_of(after), bin_of(before)
-    rises = []
-    for _ in range(draws):
-        is_correct = rng.random(len(after)) < after
-        gaps_after = np.bincount(bins_after, is_correct - after)
-        gaps_before = np.bincount(bins_before, is_correct - before)
-        rises.append(float(np.abs(gaps_after).sum() - np.abs(gaps_before).sum()) / len(after))
-    return float(np.quantile(rises, 0.975))
-
-
 def calibrate(
     logits: Floats, labels: npt.NDArray[np.int64], shift: Floats, weights: Floats | None = None
 ) -> Calibration:

@@ -463,21 +463,3 @@ def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
         candidates = ((values[:-1] + values[1:]) / 2)[f1 >= f1.max() - 1e-12]  # up to rounding, equally good
         thresholds.append(float(candidates[np.argmin(np.abs(candidates - 0.5))]))
     return tuple(thresholds)
-
-
-def cross_fitted(evaluation: MultiEvaluation, folds: int = 5, seed: int = 0) -> dict[str, float | None]:
-    """Return the figures that depend on thresholds, with thresholds chosen by cross-validation.
-
-    The classifier's own thresholds were chosen on these images. Here, those of each fold are chosen on the other folds,
-    so that no image is tested with thresholds chosen on it.
-    """
-    fold_of = np.random.default_rng(seed).permutation(len(evaluation.labels)) % folds
-    predicted = np.zeros_like(evaluation.labels)
-    for fold in range(folds):
-        others = fold_of != fold
-        thresholds = best_thresholds(evaluation.labels[others], evaluation.probabilities[others])
-        predicted[~others] = evaluation.probabilities[~others] >= np.array(thresholds)
-    # With probabilities of 0 and 1, each threshold of 0.5 gives these predictions again.
-    thresholds = (0.5,) * len(evaluation.classes)
-    summary = replace(evaluation, probabilities=predicted.astype(np.float32), thresholds=thresholds).summary()
-    return {key: summary[key] for key in ("accuracy", "micro_f1", "macro_f1", "hamming_loss", "balanced_accuracy")}

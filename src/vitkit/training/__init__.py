@@ -57,6 +57,5 @@ if TYPE_CHECKING:
     from vitkit.training.teacher import load_teacher
     from vitkit.training.user_datasets import FILE_FIELDS, resume_on, train_on
     from vitkit.training.unknown import LEFT_OUT, LabelledFeatures, fit_to_images, fit_unknown
-    from vitkit.training.unknown import make_pictures
 else:
     __getattr__ = lazily(__name__)

@@ -1,11 +1,10 @@
 """Cross-validate: test each image once, with a model that was not trained on it, and train a final model on all images.
 
 Each fold is a run of its own. The final model has no validation images, so its settings come from the folds. Its
-training follows the same schedule as the folds, and ends after the median of the folds' best numbers of epochs. With
-`--find-lr`, its learning rate is the median of the rates that the folds have found. Its temperature, its thresholds and
-its rules for prediction sets and for withheld labels are based on the predictions of the folds' models
-(`finalize.OutOfFold`). A head on frozen features does not need the folds, because a separate cross-validation chooses
-its penalty and calibrates it (`probe`).
+training follows the same schedule as the folds, and ends after the median of the folds' best numbers of epochs. Its
+temperature, its thresholds and its rules for prediction sets and for withheld labels are based on the predictions of
+the folds' models (`finalize.OutOfFold`). A head on frozen features does not need the folds, because a separate
+cross-validation chooses its penalty and calibrates it (`probe`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from statistics import median, median_low
+from statistics import median
 from typing import Any
 
 from vitkit.data.earlier_labels import changes_since_run
@@ -39,7 +38,6 @@ from vitkit.text.pages import component, panel, table, wide, write_page
 from vitkit.training.finalize import OutOfFold, ValidationFacts
 from vitkit.training.inputs import Inputs
 from vitkit.training.recipe import Recipe, name_of, without_absolute_paths
-from vitkit.training.request import load_run_recipe
 from vitkit.training.run_folder import ZERO_SHOT, Run
 from vitkit.training.stages.calibrate import fit_calibration
 from vitkit.training.stages.fit import fit
@@ -158,18 +156,13 @@ def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
     """Train the final model on all images with settings from the finished folds; return its entry in folds.json."""
     recipe, table = run.recipe.replace(folds=None), run.inputs.table
 
-    def choose() -> tuple[Recipe, list[int]]:
-        """Return the recipe, and the best number of epochs of each fold."""
+    def best_epochs() -> list[int]:
+        """Return the best number of epochs of each fold; 0 for the zero-shot model."""
         if recipe.method == "probe":  # a head on frozen features has no epochs
-            return recipe, []
-        epochs = [read_description(folder)["provenance"]["metrics"]["epoch"] for folder in folders]
-        best = [epoch - ZERO_SHOT for epoch in epochs]  # the number of epochs; 0 for the zero-shot model
-        if not recipe.find_lr:
-            return recipe, best
-        rates = [load_run_recipe(folder / RECIPE).lr for folder in folders]
-        return recipe.replace(find_lr=False, lr=median_low(rates)), best
+            return []
+        return [read_description(folder)["provenance"]["metrics"]["epoch"] - ZERO_SHOT for folder in folders]
 
-    run.recipe, best = run.team.broadcast_from_main(choose)
+    run.recipe, best = recipe, run.team.broadcast_from_main(best_epochs)
     length = ""
     if best:
         run.stop_after = median_epochs(best)

@@ -1,29 +1,24 @@
 """Search for label errors in all images of a run, with the features under weights that had not seen the images.
 
-The trained weights may have memorised the labels, so the search uses the initial weights. If those had seen some of the
-images, it uses the latest earlier weights that had seen none.
+The trained weights may have memorised the labels, so the search uses the initial weights, unless those had seen some of
+the images.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from vitkit.data.seen import PictureRecord, search_readable_images
-from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.label_errors import LabelError, describe_errors, from_features
-from vitkit.system.run_files import RECIPE
 from vitkit.training.defaults import weights_of
 from vitkit.training.features import FeatureStore
-from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import Run
 from vitkit.training.start import choose_precision
-from vitkit.weights.loading import WeightsSource, inspect_source
+from vitkit.weights.loading import inspect_source
 
 MOST_SEARCHED = 20_000  # images in which label errors are searched for; more would take too much time and memory
 
@@ -41,16 +36,15 @@ def frozen_features(run: Run) -> Tensor | None:
         run.say(f"only held-out images are searched for label errors, because {reason}")
         return None
     try:
-        weights = run.blueprint.weights
-        source = _find_independent_weights(recipe, table, weights)
-        if source is None:
-            reason = "the weights had been trained on the images, and earlier weights are not available"
-            run.say(f"note: only held-out images are searched for label errors: {reason}")
-            return None
+        weights = run.blueprint.weights or inspect_source(weights_of(recipe), use="training")
+        pictures = weights.plan().pictures  # None for published weights, which are assumed to have seen none of them
+        if pictures is not None:
+            _, overlap = search_readable_images(PictureRecord.from_bytes(pictures, weights_of(recipe)), table)
+            if overlap.seen():
+                reason = "the weights had been trained on some of these images"
+                run.say(f"note: only held-out images are searched for label errors: {reason}")
+                return None
         store = run.features or FeatureStore(recipe, weights, run.photographs)
-        if source != weights_of(recipe):
-            run.say(f"label errors are searched with {source}, which had not seen these images")
-            store = FeatureStore(recipe.replace(weights=source), None, run.photographs)
         return store.features(table, "looking for label errors")
     except VitkitError as error:  # an image has become unreadable
         run.say(f"note: label errors were not searched for: {error}")
@@ -71,37 +65,3 @@ def find_label_errors(run: Run) -> list[LabelError] | None:
     seconds = time.monotonic() - started
     run.say(f"{describe_errors(errors)} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
     return errors
-
-
-def _find_independent_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None) -> str | None:
-    """Return the latest weights in the ancestry of a run that had seen none of its images, or None if there are none.
-
-    The ancestry consists of the initial weights of the run, `weights`, the initial weights of the earlier run that
-    trained them, and so on. Weights without a picture record, such as published weights, are assumed to have seen none
-    of the images.
-    """
-    source, visited = weights_of(recipe), set[str]()
-    while source not in visited:
-        try:
-            plan = (weights or inspect_source(source, use="training")).plan()
-        except VitkitError:  # they are no longer available
-            return None
-        if plan.pictures is None:
-            return source
-        _, overlap = search_readable_images(PictureRecord.from_bytes(plan.pictures, source), table)
-        if not overlap.seen():
-            return source
-        visited.add(source)
-        weights = None  # they belong to the first source
-        if (file := Path(source) / RECIPE).is_file():  # the run that trained these weights
-            earlier = Recipe.load(file)
-            if earlier.weights == "none":
-                return None
-            source = weights_of(earlier)
-        else:
-            origin = plan.provenance.get("weights")
-            name = origin.get("source") if isinstance(origin, Mapping) else None
-            if not isinstance(name, str):
-                return None
-            source = name
-    return None

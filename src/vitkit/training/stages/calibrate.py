@@ -24,11 +24,12 @@ from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import Unknown
 from vitkit.system.progress import progress
+from vitkit.text.cells import plural
 from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_on, correction_of, record_tests
 from vitkit.training.label_search import frozen_features
 from vitkit.training.run_folder import Run
 from vitkit.training.start import choose_device
-from vitkit.training.unknown import describe_unknown, fit_out_of_fold, fit_to_images
+from vitkit.training.unknown import fit_out_of_fold, fit_to_images
 
 
 def calibrate(run: Run) -> None:
@@ -139,7 +140,13 @@ def _fit_unknown(
         return None
     if unknown is not None:
         kind = VALIDATION if predictions is None else CROSS_VALIDATED
-        run.say(f"{describe_unknown(unknown, kind)} ({time.monotonic() - started:.0f} s)")
+        by = plural(len(unknown.known), kind.removesuffix("s"), kind)
+        line = f"unknown images are recognised by the distance to the nearest training images, with {by}"
+        for limit in unknown.limits:
+            low, high = limit.bounds
+            shares = f"{limit.kind} {limit.share:.0%} (95 %: {low:.0%} to {high:.0%})"
+            line += f"; if {unknown.accepted:.0%} of known images pass as known, so do these unknown ones: {shares}"
+        run.say(f"{line} ({time.monotonic() - started:.0f} s)")
     return unknown
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from vitkit.data.doctor.examine import caveats_of
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.evaluator import earlier_figures, with_labels
-from vitkit.evaluation.figures import all_figures, calibration_rise, describe, unrecorded_reason, unseen_part, without
+from vitkit.evaluation.figures import all_figures, describe, unrecorded_reason, unseen_part, without
 from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
 from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.promises import trust_figures, trust_lines
@@ -40,16 +40,11 @@ def evaluate(run: Run) -> None:
     run.evaluation = unseen_part(tested, seen)
     reported = run.evaluation or tested
     if run.calibration is not None and run.numbers.get("ece") is not None:
-        rise = calibration_rise(reported, run.numbers)
-        rise_in_words = ""
-        if rise is not None:
-            change = "no more" if rise.is_chance else "more"
-            rise_in_words = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(reported.labels)} images"
         fitted_on = f"{len(run.calibration.labels)} {calibration_images(run.calibration)}"
         errors = f"{run.numbers['ece_before_temperature']:.4f} -> {run.numbers['ece']:.4f}"
         run.say(
             f"temperature {run.numbers['temperature']:.3f}, fitted on {fitted_on}: "
-            f"calibration error {errors} on {reported.split} images{rise_in_words}"
+            f"calibration error {errors} on {reported.split} images"
         )
     for line in trust_lines(run.numbers):
         run.say(line)
