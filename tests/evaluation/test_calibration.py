@@ -48,7 +48,7 @@ def test_bins_have_the_images_confidence_and_accuracy_of_a_loop() -> None:
     confidence = np.concatenate([rng.random(400), np.arange(16) / 15])  # the edges, too: bins are (low, high]
     confidence = np.append(confidence[confidence > 2 / 15], [0.03, 0.1])  # the first two bins have one image each
     is_right = rng.random(len(confidence)) < np.sqrt(confidence) - 0.3 * (confidence > 0.5)
-    found, error = Reliability.of_confidence(confidence, is_right), 0.0
+    found, error = Reliability.of(confidence, is_right), 0.0
     for i, (low, high) in enumerate(zip(np.arange(15) / 15, np.arange(1, 16) / 15, strict=True)):
         own = (confidence > low) & (confidence <= high)
         assert found.counts[i] == own.sum() > 0 and (i > 1 or own.sum() == 1)
@@ -56,10 +56,6 @@ def test_bins_have_the_images_confidence_and_accuracy_of_a_loop() -> None:
         assert found.accuracy[i] == pytest.approx(is_right[own].mean())
         error += own.mean() * abs(is_right[own].mean() - confidence[own].mean())
     assert found.ece == pytest.approx(error)
-    rows = rng.dirichlet(np.ones(4), 300).astype(np.float32)
-    labels = rng.integers(0, 4, 300)
-    of_rows = Reliability.of_confidence(rows.max(1).astype(np.float64), rows.argmax(1) == labels)
-    assert Reliability.of(rows, labels).ece == of_rows.ece
 
 
 def cost(logits: np.ndarray, labels: np.ndarray, shift: np.ndarray, temperature: float, strength: float) -> float:

@@ -33,13 +33,7 @@ class Reliability:
     accuracy: npt.NDArray[np.float64]  # fraction of correct images in each bin, (bins,)
 
     @classmethod
-    def of(cls, probabilities: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], bins: int = BINS) -> Reliability:
-        """Bin the images by the probability of their most probable class; `probabilities` (n, K), `labels` (n,)."""
-        confidence = probabilities.max(axis=1).astype(np.float64)
-        return cls.of_confidence(confidence, probabilities.argmax(axis=1) == labels, bins)
-
-    @classmethod
-    def of_confidence(
+    def of(
         cls, confidence: npt.NDArray[np.float64], is_correct: npt.NDArray[np.bool_], bins: int = BINS
     ) -> Reliability:
         """Bin n images by confidence; `confidence` and `is_correct` are (n,)."""
@@ -56,18 +50,6 @@ class Reliability:
     def ece(self) -> float:
         """Expected calibration error (eq. 3): mean gap between confidence and accuracy, bins weighted by images."""
         return float((self.counts * np.abs(self.accuracy - self.confidence)).sum() / self.counts.sum())
-
-
-def confidence_at(probabilities: npt.NDArray[np.float32], power: float) -> npt.NDArray[np.float64]:
-    """Return the highest probability (n,) of each row of `probabilities` (n, K) at another temperature.
-
-    `power` is the current temperature divided by the other one.
-    """
-    highest = np.empty(len(probabilities))
-    for rows in blocks(*probabilities.shape):
-        part = np.maximum(probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny)
-        highest[rows] = 1 / ((part / part.max(axis=1, keepdims=True)) ** power).sum(axis=1)
-    return highest
 
 
 def bin_of(confidence: npt.NDArray[np.float64], bins: int = BINS) -> npt.NDArray[np.int64]:

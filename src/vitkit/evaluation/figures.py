@@ -3,14 +3,12 @@
 The figures exclude images that the weights had seen, that is, images that were used to train or to select the weights.
 The entry `chosen_on` lists choices that were made on the evaluated images, because such choices make the figures too
 good.
-
-`gain` compares two models, or two ways to use a model, on the same images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from vitkit.data.seen import PictureRecord, search_readable_images
 from vitkit.data.table import SINGLE_LABEL, TASKS, ImageTable, Task
 from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, headline_of
-from vitkit.evaluation.intervals import Interval, Units, intervals, mean_interval
+from vitkit.evaluation.intervals import Units, intervals, mean_interval
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.evaluation.registry import METRICS
 from vitkit.system.files import empty_array
@@ -262,53 +260,31 @@ def describe(numbers: Mapping[str, Any]) -> str | None:
     )
 
 
-# --- Two models, or two ways to use a model, on the same images -----------------------------------------------
-
-# The difference of two accuracies depends only on the images that exactly one of the two models predicts correctly.
-# Therefore it is known more precisely than either accuracy. Its confidence interval is computed by
-# `intervals.mean_interval`, which adds an imaginary image that exactly one of the models predicts correctly. As a
-# result, the interval has a positive width even if the models never differ.
+# --- Several views of each image ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Gain:
-    """The difference between two accuracies on the same images."""
+def gain(first: Evaluation, second: Evaluation) -> dict[str, Any]:
+    """Compare two evaluations of the same images in the same order, as in evaluation.json.
 
-    mean: float  # accuracy of the second model minus that of the first model
-    interval: Interval  # 95 % confidence interval of the difference on an unlimited number of such images
-    gained: int  # images that only the second model predicts correctly
-    lost: int  # images that only the first model predicts correctly
+    The difference of two accuracies depends only on the images that exactly one of the two predicts correctly, so it is
+    known more precisely than either accuracy. The interval adds an imaginary image that exactly one of them predicts
+    correctly, so it has a positive width even if the two never differ.
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether the second model is significantly better, that is, whether the whole interval is above 0."""
-        return self.interval[0] > 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the gain in plain JSON types, as in evaluation.json."""
-        return {"accuracy": self.mean, "interval_95": list(self.interval), "gained": self.gained, "lost": self.lost}
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.4f} (95 %: {interval_text(self.interval)})"
-
-
-def gain(first: Evaluation, second: Evaluation, tests: int = 1) -> Gain:
-    """Compute the gain in accuracy of the second evaluation over the first, of the same images in the same order.
-
-    If there are several comparisons (`tests`), the interval is widened (Bonferroni): all their intervals contain the
-    true gains with a probability of 95 %, so that the best of them can be selected.
+    Returns:
+        `accuracy`, the accuracy of the second minus that of the first; `interval_95`, the 95 % confidence interval of
+        this difference on an unlimited number of such images; and `gained` and `lost`, the images that only the second
+        and only the first predicts correctly.
     """
     assert first.paths == second.paths
     before, after = first.is_correct, second.is_correct
-    units = Units.of_evaluation(first)
     scaled = (1.0 + after - before) / 2  # from -1, 0 or 1 to the range from 0 to 1 of `mean_interval`
-    low, high = mean_interval(scaled, 1.0, units, tests)
-    return Gain(
-        mean=float(2 * scaled.mean() - 1),
-        interval=(2 * low - 1, 2 * high - 1),
-        gained=int((after & ~before).sum()),
-        lost=int((before & ~after).sum()),
-    )
+    low, high = mean_interval(scaled, 1.0, Units.of_evaluation(first))
+    return {
+        "accuracy": float(2 * scaled.mean() - 1),
+        "interval_95": [2 * low - 1, 2 * high - 1],
+        "gained": int((after & ~before).sum()),
+        "lost": int((before & ~after).sum()),
+    }
 
 
 def tta_figures(
@@ -328,7 +304,7 @@ def tta_figures(
     before, after = unseen_part(plain, seen), unseen_part(averaged, seen)
     compared: dict[str, Any] = {"plain": None, "gain": None}
     if before is not None and after is not None:
-        compared = {"plain": before.summary(), "gain": gain(before, after).to_dict()}
+        compared = {"plain": before.summary(), "gain": gain(before, after)}
     return {
         "tta": {
             "views": view_names,

@@ -211,12 +211,11 @@ def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
     return mean_interval(losses, maximum, units)
 
 
-def mean_interval(values: Floats, maximum: float, units: Units, tests: int = 1, factor: float = 1.0) -> Interval:
+def mean_interval(values: Floats, maximum: float, units: Units, factor: float = 1.0) -> Interval:
     """Return the 95 % confidence interval of the mean of `values` (n,), which lie between 0 and `maximum`.
 
-    For values of 0 and 1, this is the interval of Clopper and Pearson. With several `tests`, the interval is wider, so
-    that the intervals of all tests hold together with a probability of 95 %. The `factor` multiplies the variance
-    between units, if the mean also varies for other reasons.
+    For values of 0 and 1, this is the interval of Clopper and Pearson. The `factor` multiplies the variance between
+    units, if the mean also varies for other reasons.
     """
     ends = []
     weight = len(values) + units.imagined
@@ -224,7 +223,7 @@ def mean_interval(values: Floats, maximum: float, units: Units, tests: int = 1, 
         mean = (float(values.sum()) + units.imagined * extreme) / weight
         imagined = units.imagined * (extreme - mean) / weight
         variance = factor * units.variance((values - mean) / weight, imagined)
-        ends.append(_quantile(mean, variance, maximum, is_upper=extreme > 0, tail=TAIL / tests))
+        ends.append(_quantile(mean, variance, maximum, is_upper=extreme > 0))
     return ends[0], ends[1]
 
 
@@ -266,10 +265,10 @@ def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *,
     return _quantile(mean, units.variance(influence, imagined, minimum), 1.0, is_upper=is_upper)
 
 
-def _quantile(mean: float, variance: float, maximum: float, *, is_upper: bool, tail: float = TAIL) -> float:
+def _quantile(mean: float, variance: float, maximum: float, *, is_upper: bool) -> float:
     """Return an end of the interval: a quantile of the beta distribution on [0, maximum] with these moments."""
     p = mean / maximum if maximum else 0.0
     if p <= 0 or p >= 1 or variance <= 0:
         return mean
     size = max(p * (1 - p) / (variance / maximum**2) - 1, 1e-6)  # the sum of the distribution's two parameters
-    return float(betaincinv(p * size, (1 - p) * size, 1 - tail if is_upper else tail)) * maximum
+    return float(betaincinv(p * size, (1 - p) * size, 1 - TAIL if is_upper else TAIL)) * maximum

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vitkit.data.table import MULTI_LABEL, NO_THRESHOLD, SINGLE_LABEL, Task
 from vitkit.evaluation import registry
-from vitkit.evaluation.calibration import Reliability, blocks, confidence_at
+from vitkit.evaluation.calibration import Reliability, blocks
 from vitkit.text.cells import JOINT
 
 Ints = npt.NDArray[np.int64]
@@ -145,12 +145,12 @@ class Evaluation:
     @cached_property
     def reliability(self) -> Reliability:
         """Accuracy as a function of confidence."""
-        return Reliability.of_confidence(self.confidence, self.is_correct)
+        return Reliability.of(self.confidence, self.is_correct)
 
     @cached_property
     def reliability_untempered(self) -> Reliability:
         """Accuracy as a function of the confidence at temperature 1."""
-        return Reliability.of_confidence(self.confidence_untempered, self.is_correct)
+        return Reliability.of(self.confidence_untempered, self.is_correct)
 
     @cached_property
     def confidence(self) -> npt.NDArray[np.float64]:
@@ -160,7 +160,13 @@ class Evaluation:
     @cached_property
     def confidence_untempered(self) -> npt.NDArray[np.float64]:
         """Highest probability of each image at temperature 1, (n,)."""
-        return self.confidence if self.temperature == 1 else confidence_at(self.probabilities, self.temperature)
+        if self.temperature == 1:
+            return self.confidence
+        highest = np.empty(len(self.probabilities))
+        for rows in blocks(*self.probabilities.shape):
+            part = np.maximum(self.probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny)
+            highest[rows] = 1 / ((part / part.max(axis=1, keepdims=True)) ** self.temperature).sum(axis=1)
+        return highest
 
     @cached_property
     def curves(self) -> dict[int, ClassCurves]:

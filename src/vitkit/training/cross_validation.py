@@ -165,7 +165,7 @@ def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
     run.recipe, best = recipe, run.team.broadcast_from_main(best_epochs)
     length = ""
     if best:
-        run.stop_after = median_epochs(best)
+        run.stop_after = int(median(best) + 0.5)  # 0 is the zero-shot model
         numbers = ", ".join(map(str, best))
         epochs = plural(run.stop_after, "epoch", "epochs")
         length = f", for {epochs}: the median of the best ones of the folds ({numbers})"
@@ -190,11 +190,6 @@ def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
         return entry | ({"epochs": run.stop_after, "best_epochs": best} if best else {})
 
     return run.team.broadcast_from_main(calibrate_final)
-
-
-def median_epochs(best: Sequence[int]) -> int:
-    """Return the number of epochs for the final model, from the best one of each fold; 0 is the zero-shot model."""
-    return int(median(best) + 0.5)
 
 
 def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure], stored: Mapping[str, Any]) -> None:

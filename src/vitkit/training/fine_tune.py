@@ -29,9 +29,11 @@ from vitkit.data.loading import (
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation.figures import BALANCE
 from vitkit.model.build import vit_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.reporting import plots
+from vitkit.system import environment
 from vitkit.system.processes import Deferral
 from vitkit.system.run_files import LAST, RECIPE
 from vitkit.text.cells import plural
@@ -43,7 +45,6 @@ from vitkit.training.finalize import (
     log_weights,
     logit_shift,
     prior_correction,
-    record_correction,
     resolve_balance,
     shift_head_bias,
 )
@@ -60,7 +61,6 @@ from vitkit.training.start import (
     choose_device,
     choose_precision,
     choose_workers,
-    normalises_on_gpu,
 )
 from vitkit.training.teacher import Teacher
 
@@ -105,7 +105,7 @@ def prepare_training(
         run.say(message)
     has_teacher = teacher is not None
     correction = prior_correction(counts, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
-    record_correction(classifier, correction)
+    classifier.provenance[BALANCE] = correction.to_dict()
     if recipe.head_from == "names":
         # Validation adds the correction. It is subtracted here, so that epoch 0 uses the names alone.
         shift_head_bias(model, correction, [-value for value in correction.in_head])
@@ -157,7 +157,8 @@ def prepare_device(run: Run, classifier: Classifier, data: BatchedImages) -> Fab
 def make_image_data(run: Run, classifier: Classifier, augment: Augment, *, is_balanced: bool = False) -> ImageData:
     """Return the images of a run in batches. With `is_balanced`, images of rare classes are drawn more often."""
     recipe, team = run.recipe, run.team
-    is_on_gpu = normalises_on_gpu(recipe)
+    # On a GPU, pixels are normalised there, so that the workers send them as bytes instead of floats.
+    is_on_gpu = environment.choose_device(recipe.device) == "cuda" and not recipe.random_erasing
     return ImageData(
         run.inputs.table,
         classifier.preprocess,
