@@ -8,7 +8,6 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 from vitkit.evaluation import (
     Reliability,
     calibrate,
-    fit_temperature,
     log_odds,
     to_probabilities,
 )
@@ -25,7 +24,7 @@ def sample(n: int, k: int, scale: float, seed: int = 0) -> tuple[np.ndarray, np.
 @pytest.mark.parametrize(("scale", "k"), [(0.4, 2), (1.0, 10), (3.0, 10)])
 def test_the_temperature_has_the_least_log_loss(scale: float, k: int) -> None:
     logits, labels = sample(3000, k, scale)
-    own = fit_temperature(softmax(logits, axis=1).astype(np.float32), labels)
+    own = calibrate(logits, labels, np.zeros(k)).temperature
     rows = np.arange(len(labels))
     best = minimize(lambda t: -log_softmax(logits / np.exp(t), axis=1)[rows, labels].mean(), [0.0])
     assert own == pytest.approx(float(np.exp(best.x[0])), rel=0.01)
@@ -36,7 +35,7 @@ def test_the_temperature_has_the_least_log_loss(scale: float, k: int) -> None:
 def test_images_that_are_all_right_or_all_wrong_leave_it_finite_and_in_range(n: int, is_right: bool) -> None:
     labels = np.arange(n) % 3
     said = labels if is_right else (labels + 1) % 3
-    found = fit_temperature(softmax(6 * np.eye(3)[said], axis=1).astype(np.float32), labels)
+    found = calibrate(6 * np.eye(3)[said], labels, np.zeros(3)).temperature
     assert 0.05 <= found <= 20
     assert (found < 1) == is_right
     assert n > 1 or not is_right or found > 0.5, "one image does not make it certain"

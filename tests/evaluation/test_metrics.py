@@ -19,7 +19,7 @@ from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, held_out_split, read_source, split
-from vitkit.evaluation import Evaluation, at_temperature, evaluate
+from vitkit.evaluation import Evaluation, evaluate
 from vitkit.evaluation.figures import figures
 
 
@@ -190,7 +190,7 @@ def test_figures_are_json_with_accuracy_first_and_every_number_of_the_evaluation
 @pytest.mark.parametrize("temperature", [0.3, 2.5])
 def test_the_error_before_the_temperature_is_that_of_the_probabilities_at_temperature_one(temperature: float) -> None:
     own = sample(200, temperature=temperature)
-    plain = at_temperature(own, 1.0)
+    plain = runs.untempered(own)
     assert own.reliability_untempered.ece == pytest.approx(plain.ece, abs=1e-6)
     assert figures(own)["ece_before_temperature"] == own.reliability_untempered.ece
     assert own.reliability_untempered.counts.tolist() == plain.reliability_untempered.counts.tolist()

@@ -21,10 +21,8 @@ import vitkit
 from refusals import refused
 from vitkit.data import MULTI_LABEL, EpochSampler, split_from_file
 from vitkit.evaluation import (
-    at_temperature,
     best_thresholds,
     evaluate,
-    fit_temperature,
 )
 from vitkit.training import (
     Balance,
@@ -279,5 +277,5 @@ def test_a_run_and_eval_agree_to_the_last_digit(tmp_path: Path, monkeypatch: pyt
     asked = assert_eval_agrees(run)
     plain = evaluate(load(run), split_from_file(run / "split.json"), "test")
     assert not np.array_equal(asked.evaluation.probabilities, plain.probabilities), "else nothing was tried"
-    seen = at_temperature(vitkit.evaluate(run, split="val").evaluation, 1.0)
-    assert load(run).temperature == pytest.approx(fit_temperature(seen.probabilities, seen.labels), rel=1e-4)
+    seen = runs.untempered(vitkit.evaluate(run, split="val").evaluation)
+    assert load(run).temperature == pytest.approx(runs.fitted_temperature(seen), rel=1e-4)

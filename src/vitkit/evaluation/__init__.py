@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.evaluation.calibration import Calibration, Reliability, calibrate, fit_temperature, log_odds
+    from vitkit.evaluation.calibration import Calibration, Reliability, calibrate, log_odds
     from vitkit.evaluation.calibration import to_probabilities
     from vitkit.evaluation.drift import DriftTest, Sample, class_shares, drift_tests
     from vitkit.evaluation.evaluator import evaluate
-    from vitkit.evaluation.figures import all_figures, at_temperature, chosen_on, counted_part, describe, gain
+    from vitkit.evaluation.figures import all_figures, chosen_on, counted_part, describe, gain
     from vitkit.evaluation.figures import seen_to_exclude, tta_figures, tta_lines
     from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, Headline, describe_labels, headline_of
     from vitkit.evaluation.headline import images_in_words, value_of, verdict_of

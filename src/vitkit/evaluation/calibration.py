@@ -33,18 +33,12 @@ class Reliability:
     accuracy: npt.NDArray[np.float64]  # fraction of correct images in each bin, (bins,)
 
     @classmethod
-    def of(
-        cls, confidence: npt.NDArray[np.float64], is_correct: npt.NDArray[np.bool_], bins: int = BINS
-    ) -> Reliability:
+    def of(cls, confidence: npt.NDArray[np.float64], is_correct: npt.NDArray[np.bool_]) -> Reliability:
         """Bin n images by confidence; `confidence` and `is_correct` are (n,)."""
-        bin_index = bin_of(confidence, bins)
-        counts = np.bincount(bin_index, minlength=bins)
-        divisor = np.maximum(counts, 1)
-        return cls(
-            counts,
-            np.bincount(bin_index, confidence, minlength=bins) / divisor,
-            np.bincount(bin_index, is_correct, minlength=bins) / divisor,
-        )
+        bins = bin_of(confidence)
+        counts = np.bincount(bins, minlength=BINS)
+        sums = [np.bincount(bins, values, minlength=BINS) for values in (confidence, is_correct)]
+        return cls(counts, *(total / np.maximum(counts, 1) for total in sums))
 
     @property
     def ece(self) -> float:
@@ -52,9 +46,9 @@ class Reliability:
         return float((self.counts * np.abs(self.accuracy - self.confidence)).sum() / self.counts.sum())
 
 
-def bin_of(confidence: npt.NDArray[np.float64], bins: int = BINS) -> npt.NDArray[np.int64]:
+def bin_of(confidence: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Return the bin index of each confidence, from 0. Bins are half-open intervals (low, high], as in Guo et al."""
-    return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
 
 
 @dataclass(frozen=True)
@@ -68,21 +62,12 @@ class Calibration:
     strength: float = 1.0
 
 
-def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> float:
-    """Fit the temperature T > 0 that calibrates held-out probabilities: softmax(logits / T) (sec. 4.2).
-
-    T minimises the log loss with a weak prior that T is near 1. Without the prior, a classifier that makes no mistake
-    on these images would get a confidence of 1 for every image. `probabilities` (n, K) are those at temperature 1, and
-    `labels` (n,) the true classes.
-    """
-    logits = log_odds(probabilities, labels)
-    return calibrate(logits, labels, shift=np.zeros(logits.shape[1])).temperature
-
-
 def calibrate(
     logits: Floats, labels: npt.NDArray[np.int64], shift: Floats, weights: Floats | None = None
 ) -> Calibration:
     """Fit temperature and strength by log loss on held-out images, with a weak prior that both are near 1.
+
+    Without the prior, a classifier that makes no mistake on these images would get a confidence of 1 for every image.
 
     Args:
         logits: (n, K).

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 
 from vitkit.data.doctor.duplicates import SearchDepth
 from vitkit.data.seen import PictureRecord, search_readable_images
@@ -55,15 +54,6 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
             for true, predicted, count, share in evaluation.confused(20)
         ]
     return {**numbers, "per_class": rows}
-
-
-def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:
-    """Return the evaluation that the same logits would have at another temperature."""
-    probabilities = empty_array(evaluation.probabilities.shape)
-    for rows in blocks(*probabilities.shape):
-        logits = np.log(np.maximum(evaluation.probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny))
-        probabilities[rows] = softmax(logits * (evaluation.temperature / temperature), axis=1)
-    return replace(evaluation, probabilities=probabilities, temperature=temperature)
 
 
 def _zero_shot_templates(provenance: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The registry of explanation methods. Importing this module does not import torch.
 
-To add a method, write a function and add a row to `METHODS`. The choices of the command line and the texts of pages
+To add a method, write a function and add a row. The choices of the command line and the texts of pages
 come from this registry.
 """
 
@@ -33,20 +33,7 @@ class Method:
         return compute(model, images, *arguments, **options)
 
 
-METHODS: dict[str, Method] = {}
-NETWORK_METHODS: dict[str, Method] = {}  # the methods for networks of other libraries, by the same names
 HEADS = "heads"  # the method that computes one map per head; other methods compute one map per image
-
-
-def register(method: Method) -> None:
-    """Add a method. The command line offers the method if it is registered before the command line is imported.
-
-    Raises:
-        ValueError: a method with this name exists already.
-    """
-    if method.name in method_names():
-        raise ValueError(f"there is a method {method.name!r} already")
-    METHODS[method.name] = method
 
 
 def methods_for(*, is_network: bool) -> dict[str, Method]:
@@ -66,7 +53,7 @@ def by_layer() -> tuple[str, ...]:
 
 _HOME = "vitkit.explanation"
 
-for _row in (
+_ROWS = (
     Method(
         "gradient",
         "Attention followed through all layers, weighted by its effect on this class.",
@@ -102,10 +89,9 @@ for _row in (
         "head_maps",
         is_layer_specific=True,
     ),
-):
-    register(_row)
-
-NETWORK_METHODS |= {
+)
+METHODS = {method.name: method for method in _ROWS}
+NETWORK_METHODS = {  # the methods for networks of other libraries, by the same names
     "gradient": Method(
         "gradient",
         "Grad-CAM: the last feature map before the pooling, each channel weighted by its effect on this class.",

@@ -10,7 +10,7 @@ cross-validation chooses its penalty and calibrates it (`probe`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -26,7 +26,7 @@ from vitkit.evaluation import registry
 from vitkit.evaluation.evaluator import evaluate_with_earlier_labels
 from vitkit.evaluation.figures import chosen_on, unseen_part
 from vitkit.evaluation.headline import headline_of, verdict_of
-from vitkit.evaluation.intervals import Interval, fold_intervals
+from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.metrics import Evaluation, grouped, pooled
 from vitkit.evaluation.registry import read_figures
 from vitkit.model_folder import RECORD, read_description
@@ -45,31 +45,20 @@ from vitkit.training.start import choose_device
 from vitkit.weights import load
 
 
-@dataclass(frozen=True)
-class FoldFigure:
-    """A figure of a cross-validation."""
-
-    mean: float | None  # over the test images of all folds together; None if there are no images
-    interval: Interval | None  # the 95 % interval (`fold_intervals`); None if the figure has none
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean, "interval_95": None if self.interval is None else list(self.interval)}
-
-    def __str__(self) -> str:
-        bounds = "" if self.interval is None else f" (95 %: {interval_text(self.interval, 4)})"
-        return "-" if self.mean is None else f"{self.mean:.4f}{bounds}"
-
-
-def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]:
+def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, Any]]:
     """Compute the figures of a cross-validation, by name, from the evaluations of its folds.
 
-    Without evaluations, the result is only an accuracy whose value is None.
+    `mean` is the figure of the test images of all folds together; None if there are no images. `interval_95` is its
+    95 % interval (`fold_intervals`); None if the figure has none. Without evaluations, the only figure is an accuracy.
     """
     if not evaluations:
-        return {"accuracy": FoldFigure(None, None)}
+        return {"accuracy": {"mean": None, "interval_95": None}}
     whole, bounds = pooled(evaluations), fold_intervals(evaluations)
     numbers = registry.summary(whole, whole.task.name)
-    return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
+    return {
+        name: {"mean": value, "interval_95": list(bounds[name]) if name in bounds else None}
+        for name, value in numbers.items()
+    }
 
 
 def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> None:
@@ -90,12 +79,10 @@ def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> N
         if not all((folder / name).is_file() for name in (EVALUATION, REPORT)):
             say(f"fold {number} of {recipe.folds}")
             trained[folder] = _train_fold(run, folder, final_stages)
-    figures: dict[str, FoldFigure] = {}
     stored: dict[str, Any] = {}  # the content of folds.json
     if run.team.is_main:
         results = [trained[path].numbers if path in trained else read_figures(path / EVALUATION) for path in folders]
-        figures = _figures(run, folders, trained, results)
-        stored = {name: figure.to_dict() for name, figure in figures.items()} | {"folds": results}
+        stored = {**_figures(run, folders, trained, results), "folds": results}
         write_json(run.folder / FOLDS, stored)
         if (count := sum("zero_shot" in numbers for numbers in results)) > 0:
             say(f"note: in {count} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
@@ -103,7 +90,7 @@ def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> N
     stored["final"] = _fit_final(run, folders)
     if run.team.is_main:
         write_json(run.folder / FOLDS, stored)
-        _write_report(run.folder / REPORT, recipe, figures, stored)
+        _write_report(run.folder / REPORT, recipe, stored)
         say(f"{verdict_of(stored).sentence}.")
         say(f"{headline_of(stored).words}; report: {run.folder / REPORT}")
 
@@ -124,7 +111,7 @@ def _train_fold(run: Run, folder: Path, final_stages: Sequence[Callable[[Run], N
 
 def _figures(
     run: Run, folders: Sequence[Path], trained: Mapping[Path, Run], results: Sequence[Mapping[str, Any]]
-) -> dict[str, FoldFigure]:
+) -> dict[str, dict[str, Any]]:
     """Return the figures of all folds together, and write the predictions that will calibrate the final model.
 
     `trained` contains the folds that were trained just now, and `results` the content of each fold's evaluation.json. A
@@ -192,10 +179,10 @@ def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
     return run.team.broadcast_from_main(calibrate_final)
 
 
-def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure], stored: Mapping[str, Any]) -> None:
+def _write_report(path: Path, recipe: Recipe, stored: Mapping[str, Any]) -> None:
     """Write the HTML report; `stored` is the content of folds.json, which has the figures of each fold."""
     names = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")
-    shown = {name: item for name, item in figures.items() if name in names}
+    shown = {name: item for name, item in stored.items() if name in names}
     rows = [
         [
             f'<a href="fold-{number}/{REPORT}">fold {number}</a>{", zero-shot" if "zero_shot" in item else ""}',
@@ -204,12 +191,16 @@ def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure],
         ]
         for number, item in enumerate(stored["folds"], start=1)
     ]
-    rows.append(["all", *map(str, shown.values()), str(sum(item["images"] for item in stored["folds"]))])
-    accuracy, headline = figures["accuracy"], headline_of(stored)
+    of_all = ["-" if item["mean"] is None else f"{item['mean']:.4f}" for item in shown.values()]
+    for i, item in enumerate(shown.values()):
+        if item["interval_95"] is not None:
+            of_all[i] += f" (95 %: {interval_text(item['interval_95'], 4)})"
+    rows.append(["all", *of_all, str(sum(item["images"] for item in stored["folds"]))])
+    accuracy, headline = stored["accuracy"], headline_of(stored)
     figure, caption = "No figure", ""
-    if accuracy.mean is not None and accuracy.interval is not None:
-        figure = f"{100 * accuracy.mean:.1f} %"
-        caption = f"{headline.figure} (95 %: {interval_text([100 * end for end in accuracy.interval], 1)})"
+    if accuracy["mean"] is not None and accuracy["interval_95"] is not None:
+        figure = f"{100 * accuracy['mean']:.1f} %"
+        caption = f"{headline.figure} (95 %: {interval_text([100 * end for end in accuracy['interval_95']], 1)})"
     verdict = verdict_of(stored)
     record = fold_folder(path.parent, 0) / RECORD
     history = "was not trained on it; it is not recorded whether its pretrained weights had seen it"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
 
-from vitkit.data.doctor.examine import Diagnosis, Finding, find_twins
+from vitkit.data.doctor.examine import Finding, find_twins
 from vitkit.data.earlier_labels import UNCHANGED, ChangesSinceRuns
 from vitkit.data.file_facts import FactTable
 from vitkit.data.seen import (
@@ -49,11 +49,6 @@ class RunImages:
     table: ImageTable
     facts: FactTable  # the content digest and the fingerprints of each file
     groups: tuple[int, ...]  # the group number of each image
-
-    @classmethod
-    def of(cls, diagnosis: Diagnosis) -> RunImages:
-        """Return the images of a data check. Copies of one picture form a group."""
-        return cls(diagnosis.table, diagnosis.facts, diagnosis.twins)
 
     @cached_property
     def contents(self) -> dict[str, str]:

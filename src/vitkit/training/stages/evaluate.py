@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+import torch
 
 from vitkit.data.doctor.examine import caveats_of
 from vitkit.evaluation import label_errors
@@ -11,7 +14,6 @@ from vitkit.evaluation.figures import all_figures, describe, unrecorded_reason, 
 from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
 from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.promises import trust_figures, trust_lines
-from vitkit.training.label_search import find_label_errors
 from vitkit.training.run_folder import Run
 from vitkit.training.stages.calibrate import calibration_images
 from vitkit.training.start import choose_precision
@@ -60,6 +62,23 @@ def evaluate(run: Run) -> None:
             run.say(f"{label_errors.describe_errors(suspected)} (among held-out images, according to the model itself)")
     run.label_errors = suspected
     run.numbers["label_errors"] = label_errors.summary(suspected)
+
+
+def find_label_errors(run: Run) -> list[label_errors.LabelError] | None:
+    """Return labels in all images of a run that are likely wrong, the most doubtful first.
+
+    The result is None if the run has no features under weights that had not seen the images (`run.frozen_features`).
+    """
+    started, table = time.monotonic(), run.inputs.table
+    if run.frozen_features is None:
+        return None
+    targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
+    errors = label_errors.from_features(table, run.frozen_features, targets.to(torch.int64), run.recipe.seed)
+    precision = choose_precision(run.recipe.precision, run.recipe.device)
+    seconds = time.monotonic() - started
+    described = label_errors.describe_errors(errors)
+    run.say(f"{described} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
+    return errors
 
 
 def _figures_by_folds(run: Run) -> dict[str, Any]:
