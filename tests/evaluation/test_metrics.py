@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn import metrics as reference
 
+import runs
 from photos import folder
 from refusals import refused
 from tiny import build
