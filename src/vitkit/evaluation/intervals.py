@@ -245,13 +245,9 @@ def macro_f1_bounds(evaluation: Evaluation, units: Units) -> Interval:
 def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *, is_upper: bool) -> float:
     k = len(classes)
     added = units.imagined / k  # images of the smoothing unit in each class
-
-    def index_in_classes(numbers: Ints) -> Ints:
-        # The index (n,) of each class number in the sorted `classes`; k for other classes.
-        index = np.searchsorted(classes, numbers)
-        return np.where(np.append(classes, -1)[index] == numbers, index, k)
-
-    true, guess = index_in_classes(labels), index_in_classes(predicted)
+    index_of = np.full(int(max(labels.max(), predicted.max())) + 1, k)  # in `classes`; k for other classes
+    index_of[classes] = np.arange(k)
+    true, guess = index_of[labels], index_of[predicted]  # (n,)
     is_correct = true == guess
     support, named, hits = (np.bincount(index, minlength=k + 1)[:k] for index in (true, guess, true[is_correct]))
     denominator = support + named + 2 * added

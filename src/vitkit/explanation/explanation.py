@@ -437,7 +437,8 @@ def explain_classes(
                 maps[name] = known[name](model, repeated, target=torch.tensor(chosen), **options).cpu().numpy()
             else:
                 maps[name] = np.repeat(known[name](model, images, **options).cpu().numpy(), len(chosen), axis=0)
-        heads, layers = None, ()
+        heads: FloatArray | None = None
+        layers: tuple[int, ...] = ()
         if HEADS in methods:
             vit = vit_of(model, HEADS)
             layers = tuple(attention_layers(vit.config)) if layer is None else (find_layer(vit.config, layer),)
