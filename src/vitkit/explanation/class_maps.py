@@ -225,10 +225,9 @@ def occlusion(model: nn.Module, images: Tensor, target: Target = None, *, square
     masks = masks.flatten(0, 1)  # (S, h, w)
     sums = []
     for image, class_number, probability in zip(images, targets.tolist(), uncovered, strict=True):
-        batches = [
-            copied(cover(image[None], part, model.config, 0.0)).float() for part in torch.split(masks, _AT_A_TIME)
-        ]
-        drops = probability - torch.cat(batches).softmax(dim=-1)[:, class_number]  # (S,)
+        parts = torch.split(masks, _AT_A_TIME)
+        logits_of_parts = [copied(cover(image[None], part, model.config, 0.0)).float() for part in parts]
+        drops = probability - torch.cat(logits_of_parts).softmax(dim=-1)[:, class_number]  # (S,)
         sums.append((drops[:, None, None] * masks).sum(dim=0))  # (h, w)
     return torch.stack(sums) / masks.sum(dim=0)
 

@@ -441,11 +441,12 @@ def explain_classes(
         layers: tuple[int, ...] = ()
         if HEADS in methods:
             vit = vit_of(model, HEADS)
-            layers = tuple(attention_layers(vit.config)) if layer is None else (find_layer(vit.config, layer),)
             if layer is None:
+                layers = tuple(attention_layers(vit.config))
                 rows = [average_rows_of_head(attention, vit.config) for attention in attention_maps(vit, images)]
                 heads = to_grid(torch.cat(rows), vit.config).cpu().numpy()  # (layers, heads, h, w)
             else:
+                layers = (find_layer(vit.config, layer),)
                 heads = head_maps(vit, images, layer).cpu().numpy()
     ranking = tuple((classifier.classes[i], float(probabilities[i])) for i in np.argsort(-probabilities, kind="stable"))
     return [
