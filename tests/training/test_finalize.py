@@ -153,6 +153,7 @@ def mean_of_rare(run: Path, data: Path) -> float:
 STILL = {"lr": 1e-12}
 
 
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(("prior", "share"), [("data", COUNTS["rare"] / sum(COUNTS.values())), ("uniform", 0.5)])
 def test_untold_confidences_are_the_classes_shares(noise: Path, tmp_path: Path, prior: str, share: float) -> None:
     run, _ = go(noise, tmp_path / "run", prior=prior, **STILL)
@@ -169,6 +170,7 @@ def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, PriorCorrection]:
     return runs.weights(run)["head.bias"], state["head.bias"], standing
 
 
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(
     "fields",
     [{"balance": "sampler", "keep": "every", "epochs": 2, "lr": 1e-3}, {"balance": "loss", "split": (0.8, 0.0, 0.2)}],
@@ -198,6 +200,7 @@ def test_what_is_saved_otherwise_is_written_down(noise: Path, tmp_path: Path, fi
     assert load(run).temperature == pytest.approx(temperature, rel=1e-3)
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_head_is_fitted_as_the_recipe_records(noise: Path, start: Path, tmp_path: Path) -> None:
     run, _ = go(noise, tmp_path / "run", method="probe", weights=str(start), prior="uniform", batch_size=64)
     assert Recipe.load(run / "recipe.toml").balance == "none"
@@ -207,6 +210,7 @@ def test_a_head_is_fitted_as_the_recipe_records(noise: Path, start: Path, tmp_pa
     assert mean_of_rare(run, noise) == pytest.approx(0.5, abs=0.12)
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_head_start_begins_where_the_training_is_bound_for(noise: Path, start: Path, tmp_path: Path) -> None:
     fields = {"method": "full", "lp_ft": True, "weights": str(start), "patch_dropout": 0.0, "max_images": 40, **STILL}
     _, trained, standing = saved_and_trained(go(noise, tmp_path / "run", balance="loss", **fields)[0])

@@ -282,6 +282,7 @@ def test_failing_before_a_model_leaves_no_folder_but_what_was_there(
     assert (fold / "notes.txt").read_text() == "precious"
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_force_removes_the_earlier_folds_and_without_val_images_the_last_epoch_is_kept(
     finished: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -337,6 +338,7 @@ def predictions_of_folds(folder: Path) -> dict[str, dict[str, str]]:
     return rows
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_it_ends_after_the_median_of_the_best_epochs_in_the_same_schedule(tmp_path: Path) -> None:
     """With shuffled labels, the best epochs differ between folds."""
     data = runs.shuffled(runs.photos(tmp_path / "photos", images=9, noise=90), seed=0)
@@ -399,6 +401,7 @@ def test_a_balanced_training_is_corrected_as_that_of_its_folds(data: Path, tmp_p
             assert predictions.classes[int(z.argmax())] == reported[predictions.paths[i]]["predicted"]
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_several_classes_get_thresholds(tmp_path: Path) -> None:
     classifier = load(run.train(in_folds(runs.shared_overlaid(), monitor="val_loss"), tmp_path / "run"))
     assert classifier.thresholds is not None and classifier.thresholds != (0.5,) * 3
@@ -444,6 +447,7 @@ def test_a_cross_validation_without_its_images_is_refused_before_it_trains(
     assert set(folder.rglob("[!.]*")) == before
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path) -> None:
     """The pooled predictions that calibrate the final model are honest: their accuracy is that of chance."""
     data = runs.shuffled(runs.photos(tmp_path / "photos", images=20, noise=200), 0)

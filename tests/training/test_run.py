@@ -75,6 +75,7 @@ def test_one_seed_gives_one_result_and_another_seed_another(
     assert (finished / "split.json").read_text() != (other / "split.json").read_text()
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_run_without_val_images_keeps_the_last_epoch_and_is_not_calibrated(data: Path, tmp_path: Path) -> None:
     folder, said = train(runs.quick(data, epochs=2, split=(0.8, 0.0, 0.2)), tmp_path / "run")
     classifier = load(folder)
@@ -277,6 +278,7 @@ def test_a_finished_run_that_is_resumed_comes_to_the_same(finished: Path, tmp_pa
     runs.assert_same_weights(copied, finished)
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_labels_are_doubted_by_the_weights_a_run_began_from(
     start: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +323,7 @@ def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_t
     assert str(tmp_path) not in page
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_path: Path) -> None:
     source = runs.copy_of(data, tmp_path / "photos")
     for i in range(1, 13):
