@@ -86,7 +86,7 @@ def intervals(evaluation: Evaluation) -> dict[str, Interval]:
     """
     units = Units.of_evaluation(evaluation)
     rows = metrics_of(evaluation.task.name, len(evaluation.classes))
-    return {metric.name: metric.bounds(evaluation, units) for metric in rows if metric.interval}
+    return {metric.name: bounds_of(metric.name, evaluation, units) for metric in rows if metric.has_interval}
 
 
 def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
@@ -125,15 +125,27 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     return bounds
 
 
-def accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `accuracy`, which is the exact match for several classes per image."""
-    return mean_interval(evaluation.is_correct.astype(np.float64), 1.0, units)
-
-
-def hamming_loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `hamming_loss`."""
-    is_same = evaluation.labels == evaluation.predicted
-    return mean_interval(1 - is_same.mean(axis=1), 1.0, units)
+def bounds_of(name: str, evaluation: Evaluation, units: Units) -> Interval:
+    """Return the 95 % confidence interval of a figure that has one (`registry.Metric.has_interval`)."""
+    match name:
+        case "accuracy":  # the exact match, if images may have several classes
+            return mean_interval(evaluation.is_correct.astype(np.float64), 1.0, units)
+        case "top5_accuracy":
+            return mean_interval(evaluation.is_among(5).astype(np.float64), 1.0, units)
+        case "hamming_loss":
+            is_same = evaluation.labels == evaluation.predicted
+            return mean_interval(1 - is_same.mean(axis=1), 1.0, units)
+        case "brier":
+            return mean_interval(evaluation.briers, MAX_BRIER, units)
+        case "balanced_accuracy":
+            return balanced_accuracy_bounds(evaluation, units)
+        case "macro_f1":
+            return macro_f1_bounds(evaluation, units)
+        case "ece":
+            return ece_bounds(evaluation, units)
+        case "loss":
+            return loss_bounds(evaluation, units)
+    raise ValueError(f"the figure {name!r} has no interval")
 
 
 def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
@@ -157,11 +169,6 @@ def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
     return ends[0], ends[1]
 
 
-def brier_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `brier`."""
-    return mean_interval(evaluation.briers, MAX_BRIER, units)
-
-
 def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
     """Return the 95 % confidence interval of `ece`, the expected calibration error of samples of n images.
 
@@ -183,11 +190,6 @@ def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
     influence = (np.sign(correct - confident)[bins] * (is_correct - confidence) - error) / n
     margin = float(ndtri(1 - TAIL)) * units.variance(influence, units.imagined / n, minimum) ** 0.5
     return max(error - margin, 0.0), min(error + margin, 1.0)
-
-
-def top5_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `top5_accuracy`."""
-    return mean_interval(evaluation.is_among(5).astype(np.float64), 1.0, units)
 
 
 def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:

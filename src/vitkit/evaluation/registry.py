@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ class Metric:
 
     name: str  # of the property of evaluations; key in evaluation.json and in printed output
     title: str  # on pages
-    interval: str = ""  # function (evaluation, units) of `intervals` for the confidence interval, if there is one
+    has_interval: bool = False  # whether `intervals.bounds_of` computes a confidence interval
     tasks: tuple[TaskName, ...] = tuple(TASKS)  # that the figure applies to
     min_classes: int = 1  # for which the figure is meaningful; with fewer, it is left out
     function: Callable[[Any, Any], float] | None = None  # in place of the property: that of a user (`register_metric`)
@@ -42,12 +41,6 @@ class Metric:
                 message = f"the metric {self.name} fails: {type(error).__name__}: {error}"
                 raise VitkitError("evaluation.metric-failed", message) from error
         return None if isnan(value) else value
-
-    def bounds(self, evaluation: object, units: object) -> tuple[float, float]:
-        """Compute the 95 % confidence interval of the figure; `units` are `intervals.Units`."""
-        intervals = import_module("vitkit.evaluation.intervals")  # which imports numpy
-        bounds: tuple[float, float] = getattr(intervals, self.interval)(evaluation, units)
-        return bounds
 
 
 def register_metric(name: str, function: Callable[[Any, Any], float], *, several_classes: bool = False) -> None:
@@ -114,19 +107,19 @@ def read_figures(file: Path) -> dict[str, Any]:
 
 
 _ROWS = (
-    Metric("accuracy", "accuracy", interval="accuracy_bounds"),
+    Metric("accuracy", "accuracy", has_interval=True),
     Metric("mean_average_precision", "mAP", tasks=("multi",)),
     Metric("micro_f1", "micro F1", tasks=("multi",)),
-    Metric("balanced_accuracy", "balanced accuracy", interval="balanced_accuracy_bounds", tasks=("single",)),
-    Metric("macro_f1", "macro F1", interval="macro_f1_bounds", tasks=("single",)),
+    Metric("balanced_accuracy", "balanced accuracy", has_interval=True, tasks=("single",)),
+    Metric("macro_f1", "macro F1", has_interval=True, tasks=("single",)),
     Metric("macro_f1", "macro F1", tasks=("multi",)),
-    Metric("hamming_loss", "Hamming loss", interval="hamming_loss_bounds", tasks=("multi",)),
+    Metric("hamming_loss", "Hamming loss", has_interval=True, tasks=("multi",)),
     Metric("balanced_accuracy", "balanced accuracy", tasks=("multi",)),
-    Metric("loss", "log loss", interval="loss_bounds", tasks=("single",)),
+    Metric("loss", "log loss", has_interval=True, tasks=("single",)),
     Metric("loss", "log loss", tasks=("multi",)),
-    Metric("ece", "calibration error (ECE)", interval="ece_bounds", tasks=("single",)),
-    Metric("brier", "Brier score", interval="brier_bounds", tasks=("single",)),
-    Metric("top5_accuracy", "top-5 accuracy", interval="top5_bounds", tasks=("single",), min_classes=6),
+    Metric("ece", "calibration error (ECE)", has_interval=True, tasks=("single",)),
+    Metric("brier", "Brier score", has_interval=True, tasks=("single",)),
+    Metric("top5_accuracy", "top-5 accuracy", has_interval=True, tasks=("single",), min_classes=6),
 )
 METRICS: dict[TaskName, dict[str, Metric]] = {
     task: {metric.name: metric for metric in _ROWS if task in metric.tasks} for task in TASKS
