@@ -191,10 +191,10 @@ def _write_report(path: Path, recipe: Recipe, stored: Mapping[str, Any]) -> None
         ]
         for number, item in enumerate(stored["folds"], start=1)
     ]
-    of_all = ["-" if item["mean"] is None else f"{item['mean']:.4f}" for item in shown.values()]
-    for i, item in enumerate(shown.values()):
-        if item["interval_95"] is not None:
-            of_all[i] += f" (95 %: {interval_text(item['interval_95'], 4)})"
+    of_all = []
+    for item in shown.values():
+        bounds = "" if item["interval_95"] is None else f" (95 %: {interval_text(item['interval_95'], 4)})"
+        of_all.append("-" if item["mean"] is None else f"{item['mean']:.4f}{bounds}")
     rows.append(["all", *of_all, str(sum(item["images"] for item in stored["folds"]))])
     accuracy, headline = stored["accuracy"], headline_of(stored)
     figure, caption = "No figure", ""

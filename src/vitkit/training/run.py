@@ -143,10 +143,11 @@ def continue_run(run: Run, folder: Path, stages: Stages, data_root: Path | None 
         check_team(run.request, run.team)
         run.hooks.check_resumed(folder)
         run.exit_stack.enter_context(exclusive_in(folder))
-        for appended in (member / name for member in (folder, *folds_in(folder)) for name in (LOG, METRICS)):
-            if appended.is_symlink():
-                message = f"{appended} is a link, but a run appends to it: replace it by the file"
-                raise VitkitError("training.file-is-link", message)
+        for member in (folder, *folds_in(folder)):
+            for name in (LOG, METRICS):
+                if (member / name).is_symlink():
+                    message = f"{member / name} is a link, but a run appends to it: replace it by the file"
+                    raise VitkitError("training.file-is-link", message)
         remove_temporary_files(folder)
         for split_file in sorted(folder.rglob(SPLIT)):
             if data_root is not None:

@@ -173,8 +173,8 @@ def fit_unknown(
     classes = np.unique(np.concatenate([fold.labels for _, fold in folds]))
     passed = list[npt.NDArray[np.bool_]]()  # which images of each class pass
     for k in np.sort(np.random.default_rng(seed).permutation(classes)[:_MAX_LEFT_OUT]).tolist():
-        pairs = [(others.select(others.labels != k), fold.select(fold.labels != k)) for others, fold in folds]
-        known = [(others.features, fold.features) for others, fold in pairs if len(others) and len(fold)]
+        without_k = [(others.select(others.labels != k), fold.select(fold.labels != k)) for others, fold in folds]
+        known = [(others.features, fold.features) for others, fold in without_k if len(others) and len(fold)]
         if known:  # otherwise at most one image is left, which has no other one to be compared with
             of_class = np.concatenate([fold.select(fold.labels == k).features for _, fold in folds])
             rest = trained.select(trained.labels != k).features
