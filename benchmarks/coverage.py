@@ -43,7 +43,7 @@ import numpy as np
 from scipy.special import softmax
 from tables import RESULTS, result_path, write_table
 
-from vitkit.evaluation import Evaluation, Interval, Reliability, fold_intervals, pooled
+from vitkit.evaluation import Evaluation, Interval, fold_intervals, pooled
 from vitkit.evaluation.intervals import intervals
 
 ACCURACIES, IMAGES, CLASSES = (0.8, 0.9, 0.95, 0.98, 0.99), (30, 50, 100, 200, 500), (2, 5, 10)
@@ -235,7 +235,7 @@ def measure(setting: Setting, repeats: int = REPEATS) -> dict[str, Any]:
     """A row of the table: coverage and mean width of each interval."""
     world = world_of(setting)
     drawn = list(world.drawn(setting.images, repeats))
-    usual = float(np.mean([Reliability.of(own.probabilities, own.labels).ece for own, _ in drawn]))
+    usual = float(np.mean([own.ece for own, _ in drawn]))
     widths: dict[str, list[float]] = {}
     held: dict[str, list[bool]] = {}
     for own, found in drawn:

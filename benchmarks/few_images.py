@@ -47,7 +47,7 @@ from tables import RESULTS, read_table, result_path, show, write_table
 import vitkit
 from vitkit.data import EvaluationImages, ImageTable, read_source, table_of
 from vitkit.errors import VitkitError
-from vitkit.evaluation import fit_temperature
+from vitkit.evaluation import calibrate
 from vitkit.inference import HeldOut, class_sets, sure_threshold
 from vitkit.training import (
     Fit,
@@ -170,8 +170,7 @@ def head_of(how: str, x: torch.Tensor, y: torch.Tensor, seed: int) -> tuple[Fit,
         assert fold_of is not None
         penalty, logits = cross_validate_head(x, y, fold_of, classes)
         fitted, labels = choose_head(x, y, None, classes, penalty), y
-    p = logits.double().softmax(dim=1).numpy()
-    temperature = fit_temperature(p, labels.numpy())
+    temperature = calibrate(logits.double().numpy(), labels.numpy(), np.zeros(classes)).temperature
     held_out = HeldOut.from_probabilities((logits / temperature).double().softmax(dim=1).numpy(), labels.numpy())
     return fitted, held_out, temperature, float((logits.argmax(dim=1) == labels).float().mean())
 

@@ -36,7 +36,7 @@ from torch import nn
 from vitkit.classifier import Classifier
 from vitkit.data import read_source
 from vitkit.errors import VitkitError
-from vitkit.evaluation import fit_temperature, regress
+from vitkit.evaluation import calibrate, log_odds, regress
 from vitkit.exporting import Pictures, export, load_exported
 from vitkit.inference import HeldOut, class_sets, sure_threshold
 from vitkit.model import VisionTransformer
@@ -128,7 +128,7 @@ def one_split(known: Arrays, labels: np.ndarray, seed: int) -> tuple[HeldOut, Ar
         if loss < least:
             best, least, plain = head, loss, p
     assert best is not None
-    temperature = fit_temperature(plain, labels[val])
+    temperature = calibrate(log_odds(plain, labels[val]), labels[val], np.zeros(K)).temperature
     held_out = HeldOut.from_probabilities(probabilities(scaled["float32"][val], best, temperature), labels[val])
     return (
         held_out,

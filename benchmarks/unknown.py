@@ -64,7 +64,7 @@ class Seen(NamedTuple):
 
 
 def gratings(count: int, rng: np.random.Generator) -> Iterator[Picture]:
-    """Gratings and checks of random colours, sizes and angles: none of the kinds that a training measures."""
+    """Gratings and checks of random colours, sizes and angles: and regular."""
     y, x = np.mgrid[:SIZE, :SIZE]
     for i in range(count):
         angle, period = rng.uniform(0, np.pi), rng.uniform(6, 60)
@@ -263,8 +263,7 @@ def made_up(rng: np.random.Generator) -> tuple[dict[str, Seen], Unknown]:
     train, val = (
         LabelledFeatures(seen[f"initial|{name}"].features, seen[f"initial|{name}"].labels) for name in ("train", "val")
     )
-    made = {"noise": seen["final|noise"].features}
-    return seen, fit_unknown(seen["final|train"].features, seen["final|val"].features, made, (train, val))
+    return seen, fit_unknown(seen["final|train"].features, seen["final|val"].features, (train, val))
 
 
 def main() -> None:

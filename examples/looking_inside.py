@@ -41,8 +41,6 @@ def main(run: str, weights: str, out: Path) -> None:
         save(out / f"{name}-methods.jpg", draw.side_by_side(result.photograph, result.maps, result.box, result.title))
         assert result.heads is not None
         save(out / f"{name}-heads.png", draw.head_sheet(result.heads, result.layers, "Each head's attention"))
-    film = draw.film(FLOWER, {"attention": result.heads.mean(axis=1)}, result.box, result.layers)
-    (out / "flower-layers.gif").write_bytes(film)
 
     answers = [deit.explain(CHINA, "gradient", name) for name in ("palace", "pirate")]
     maps = {f"{answer.target} {answer.probability:.2f}": answer.maps["gradient"] for answer in answers}

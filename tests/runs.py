@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import vitkit
 from hearing import heard
 from once import once
 from vitkit.data import read_source
-from vitkit.evaluation import evaluate
+from vitkit.evaluation import Evaluation, calibrate, evaluate, log_odds, to_probabilities
 from vitkit.evaluation.figures import figures
 from vitkit.system import Progress, reporting_to, silent
 from vitkit.training import Recipe, Run, probe, read_metrics, requested, train
@@ -255,3 +256,15 @@ def told(recipe: Any, folder: Path, progress: Progress = silent, **options: Any)
     lines: list[str] = []
     with reporting_to(progress), heard(lines.append):
         return train(recipe, folder, **options), "\n".join(lines)
+
+
+def untempered(evaluation: Evaluation) -> Evaluation:
+    """The evaluation of the same logits at temperature 1."""
+    logits = log_odds(evaluation.probabilities, evaluation.labels) * evaluation.temperature
+    return replace(evaluation, probabilities=to_probabilities(logits, evaluation.labels), temperature=1.0)
+
+
+def fitted_temperature(plain: Evaluation) -> float:
+    """The temperature that an evaluation at temperature 1 asks for."""
+    logits = log_odds(plain.probabilities, plain.labels)
+    return calibrate(logits, plain.labels, np.zeros(len(plain.classes))).temperature

@@ -129,5 +129,5 @@ def test_a_map_is_that_of_the_matrices(row: Any, number: str) -> None:
 @pytest.mark.usefixtures("drawn_pictures")
 def test_4_8_a_film_through_the_layers(row: Any) -> None:
     row()
-    with Image.open("film/layers.gif") as film:
+    with Image.open("film.gif") as film:
         assert film.n_frames == 2

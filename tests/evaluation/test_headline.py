@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy.special import softmax
 
 from refusals import refused
 from vitkit.data import MULTI_LABEL, SINGLE_LABEL
@@ -20,10 +19,8 @@ from vitkit.evaluation import (
     MultiEvaluation,
     all_figures,
     best_thresholds,
-    calibration_rise,
     chosen_on,
     counted_part,
-    cross_fitted,
     describe,
     headline_of,
     value_of,
@@ -31,7 +28,6 @@ from vitkit.evaluation import (
 )
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.headline import most_mixed_up
-from vitkit.reporting import write_report
 from vitkit.reporting.evaluation_report import headline
 from vitkit.system.files import write_json
 from vitkit.text.cells import interval_text
@@ -183,43 +179,14 @@ def random_labels(seed: int, images: int = 150, classes: int = 4) -> MultiEvalua
     return MultiEvaluation("val", names, paths, labels, scores, thresholds=thresholds, chosen=("thresholds by F1",))
 
 
-def test_cross_fitted_thresholds_report_chance_on_random_labels() -> None:
-    reported, fitted, fresh = [], [], []
-    for seed in range(20):
-        own = random_labels(seed)
-        reported.append(own.macro_f1)
-        fitted.append(cross_fitted(own)["macro_f1"])
-        fresh.append(replace(random_labels(seed + 100), thresholds=own.thresholds).macro_f1)
-    error = float(np.std(np.subtract(fitted, fresh), ddof=1)) / 20**0.5
-    assert np.mean(reported) - np.mean(fresh) > 4 * error
-    assert np.mean(fitted) - np.mean(fresh) < 2.1 * error, "no more than fresh images give"
-
-
 def test_json_and_page_say_what_was_chosen_on_the_images() -> None:
     own = random_labels(0)
     numbers = json.loads(json.dumps(figures(own)))
     assert next(iter(numbers)) == "accuracy"
     assert numbers["chosen_on"] == ["thresholds by F1"]
-    assert numbers["cross_fitted"]["macro_f1"] < numbers["macro_f1"]
     assert "flattered by selection" in headline(figures(own))[1]
     single = Evaluation("test", ("a", "b"), ("1",), np.array([0]), np.array([[0.9, 0.1]], np.float32))
     assert figures(single)["chosen_on"] == []
-
-
-def test_the_report_says_why_the_calibration_error_rose_and_only_then(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    logits, paths = rng.normal(0, 2, (300, 3)), tuple(map(str, range(300)))
-    labels = np.array([rng.choice(3, p=softmax(row)) for row in logits])  # right at temperature 1
-    for temperature in (0.5, 1.0, 2.0):
-        rows = softmax(logits / temperature, axis=1).astype(np.float32)
-        own = Evaluation("test", ("a", "b", "c"), paths, labels, rows, temperature=temperature)
-        rise = calibration_rise(own, figures(own))
-        assert (rise is None) == (temperature == 1)
-        assert rise is None or (rise.by > 0 and not rise.is_chance)
-        plain: Any = {"title": "t", "facts": {}, "findings": [], "pictures": {}, "root": None}
-        write_report(tmp_path / "page.html", evaluation=own, numbers=figures(own), **plain)
-        page = (tmp_path / "page.html").read_text(encoding="utf-8")
-        assert ("increased the calibration error" in page) == (rise is not None)
 
 
 @given(st.integers(1, 20_000).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))

@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 from refusals import refused
 from vitkit.data import ImageTable, groups_from_file, groups_to_list
-from vitkit.evaluation import Evaluation, MultiEvaluation, Reliability, Units, grouped, mean_interval
+from vitkit.evaluation import Evaluation, MultiEvaluation, Units, grouped, mean_interval
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import intervals
 from vitkit.system import write_json
@@ -85,7 +85,7 @@ def test_they_hold_the_truth(images: int, classes: int, sharpness: float) -> Non
     own = drawn(rng, 100_000, classes, sharpness)
     truth = {name: getattr(own, name) for name in ("accuracy", "balanced_accuracy", "macro_f1", "loss", "brier")}
     samples = [drawn(rng, images, classes, sharpness) for _ in range(300)]
-    truth["ece"] = float(np.mean([Reliability.of(one.probabilities, one.labels).ece for one in samples]))
+    truth["ece"] = float(np.mean([one.ece for one in samples]))
     found = [intervals(one) for one in samples]
     for name, value in truth.items():
         held = np.mean([low <= value <= high for low, high in (one[name] for one in found)])

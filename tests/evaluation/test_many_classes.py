@@ -13,8 +13,6 @@ from vitkit.evaluation import (
     Evaluation,
     LabelNoise,
     Units,
-    at_temperature,
-    for_prior,
     loss_bounds,
     macro_f1_bounds,
     mean_interval,
@@ -95,8 +93,7 @@ def test_rows_are_computed_alike_in_any_number_of_blocks(monkeypatch: pytest.Mon
     own = draw_evaluation(50, 6)
 
     def all_of_them() -> list[Any]:
-        others = [for_prior(own, list(range(1, 7)), "data"), at_temperature(own, 1.0)]
-        rows = [own.briers, own.is_among(3), *(each.probabilities for each in others)]
+        rows = [own.briers, own.is_among(3), own.confidence_untempered]
         return [figures(own), *(each.tolist() for each in rows)]
 
     whole = all_of_them()

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn import metrics as reference
 
+import runs
 from photos import folder
 from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, held_out_split, read_source, split
-from vitkit.evaluation import Evaluation, at_temperature, evaluate, rank_areas
+from vitkit.evaluation import Evaluation, evaluate
 from vitkit.evaluation.figures import figures
 
 
@@ -181,15 +182,16 @@ def test_figures_are_json_with_accuracy_first_and_every_number_of_the_evaluation
     assert numbers["temperature"] == 0.7
     for name, (low, high) in numbers["intervals_95"].items():
         assert 0 <= low <= numbers[name] <= high, name
-    areas = rank_areas(own)
-    for name, row in own.per_class().items():
-        assert numbers["per_class"][name] == row | areas[name]
+    for i, (name, row) in enumerate(own.per_class().items()):
+        curves = own.curves[i]
+        areas = {"roc_auc": curves.roc_auc, "average_precision": curves.average_precision}
+        assert numbers["per_class"][name] == row | areas
 
 
 @pytest.mark.parametrize("temperature", [0.3, 2.5])
 def test_the_error_before_the_temperature_is_that_of_the_probabilities_at_temperature_one(temperature: float) -> None:
     own = sample(200, temperature=temperature)
-    plain = at_temperature(own, 1.0)
+    plain = runs.untempered(own)
     assert own.reliability_untempered.ece == pytest.approx(plain.ece, abs=1e-6)
     assert figures(own)["ece_before_temperature"] == own.reliability_untempered.ece
     assert own.reliability_untempered.counts.tolist() == plain.reliability_untempered.counts.tolist()

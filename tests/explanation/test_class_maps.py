@@ -95,7 +95,7 @@ def test_occlusion_is_what_covering_does(resnet: Classifier) -> None:
 def test_what_a_network_has_not_is_refused(resnet: Classifier, tmp_path: Path) -> None:
     classifier = classifier_of("timm:test_vit3", 160)
     path = save(noise(), tmp_path / "photo.png")
-    for method in ("rollout", "raw", "heads", "gradient-attention"):
+    for method in ("rollout", "raw", "heads"):
         with refused("explanation.model-kind", method, "torchvision:resnet18"):
             resnet.explain(path, method=method)
     with refused("explanation.feature-map-missing"):

@@ -1,11 +1,9 @@
 """Maps lie exactly where the model saw them, and every picture can be drawn."""
 
 import io
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
@@ -13,8 +11,7 @@ from PIL import Image
 
 from photos import noise, smooth
 from refusals import refused
-from tiny import build, images
-from vitkit.explanation import draw, find_artefacts, mask_artefacts, token_norms
+from vitkit.explanation import draw
 from vitkit.explanation import model_analysis as model_figures
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
@@ -121,20 +118,6 @@ def test_every_head_of_every_layer_has_its_cell(depth: int, heads: int, grid: tu
     drawn(figure)
 
 
-@pytest.mark.parametrize("kind", ["GIF", "WEBP"])
-def test_a_film_has_a_frame_a_layer(kind: str) -> None:
-    maps = {"attention": random(3, 3, 4), "rollout": random(3, 3, 4)}
-    data = draw.film(smooth(400, 300), maps, (50, 0, 350, 300), range(3), kind)
-    with Image.open(io.BytesIO(data)) as film:
-        assert (film.format, film.n_frames, film.info["loop"]) == (kind, 3, 0)
-        assert film.width >= 2 * 360 and 270 < film.height < 330, "two maps next to each other, with captions"
-        frames = []
-        for i in range(3):
-            film.seek(i)
-            frames.append(film.convert("RGB").tobytes())
-    assert len(set(frames)) == 3
-
-
 @pytest.mark.parametrize("heads", [1, 5])
 def test_each_head_is_drawn_on_the_photograph(heads: int) -> None:
     photograph, maps, box = smooth(400, 300), random(heads, 3, 4), (50, 0, 350, 300)
@@ -170,55 +153,15 @@ def test_each_positions_similarity_lies_where_the_patch_is() -> None:
     drawn(figure)
 
 
-def test_heads_layers_and_lengths_can_be_drawn() -> None:
+def test_heads_and_lengths_can_be_drawn() -> None:
     values = random(6, 3)
     values[2] = np.nan  # a layer that convolves
     drawn(model_figures.by_head(values, "Attention distance", "pixels", 7.0))
     model_figures.by_head(random(1, 16), "Attention distance", "pixels")
-    drawn(model_figures.layer_grid(random(6, 6) - 0.1))
     for prefix_tokens in (0, 5):
         drawn(model_figures.norms(random(6, 2, 20) * 40, prefix_tokens))
 
 
-@pytest.mark.parametrize("fields", [{}, {"registers": 2}, {"pool": "gap"}], ids=str)
-def test_norms_are_those_of_the_last_layers_patches(fields: dict[str, Any]) -> None:
-    model = build(**fields)
-    with torch.no_grad():
-        tokens = model.forward_layers(images())[-1][:, model.config.prefix_tokens :]
-    expected = np.linalg.norm(tokens.double().numpy(), axis=-1).reshape(2, 3, 4)
-    np.testing.assert_allclose(token_norms(model, images()), expected, rtol=1e-5)
-    norms = token_norms(model.bfloat16(), images())
-    assert norms.dtype == torch.float32
-    np.testing.assert_allclose(norms, expected, rtol=0.1)
-
-
-def test_a_planted_artefact_is_found_and_no_other_patch() -> None:
-    model = build(std=0.1)
-    assert not find_artefacts(token_norms(model, images())).any()
-    hooked = model.blocks[2].register_forward_hook(
-        lambda _module, _inputs, x: x * torch.ones(13, 1).index_fill(0, torch.tensor([1 + 6]), 9.0)
-    )
-    found = find_artefacts(token_norms(model, images()))
-    hooked.remove()
-    assert found.nonzero().tolist() == [[0, 1, 2], [1, 1, 2]]
-
-
-def test_flagged_patches_have_the_mean_of_their_neighbours() -> None:
-    maps = torch.arange(12.0).view(1, 3, 4)
-    flags = torch.zeros(1, 3, 4, dtype=torch.bool)
-    flags[0, 0, 0], flags[0, 1, 2], flags[0, 1, 3] = True, True, True
-    expected = maps.clone()
-    expected[0, 0, 0] = (1 + 4 + 5) / 3
-    expected[0, 1, 2] = (1 + 2 + 3 + 5 + 9 + 10 + 11) / 7
-    expected[0, 1, 3] = (2 + 3 + 10 + 11) / 4
-    torch.testing.assert_close(mask_artefacts(maps, flags), expected)
-    by_head = torch.stack([maps, 2 * maps], dim=1)
-    torch.testing.assert_close(mask_artefacts(by_head, flags), torch.stack([expected, 2 * expected], dim=1))
-
-
-def test_what_cannot_be_drawn_or_found_is_refused() -> None:
+def test_filters_of_other_than_one_or_three_channels_are_refused() -> None:
     with refused("explanation.filters-undrawable"):
         model_figures.filters(random(2, 3, 3, 4))
-    for factor in (1.0, 0.0, float("nan")):
-        with refused("explanation.factor-outside"):
-            find_artefacts(torch.ones(1, 2, 2), factor)

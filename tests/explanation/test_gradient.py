@@ -11,8 +11,7 @@ from explanation.written_out import FEW, written_out
 from refusals import refused
 from tiny import VARIETY, build, images, kinds
 from vitkit import explanation
-from vitkit.explanation import gradient_attention, gradient_rollout, occlusion
-from vitkit.explanation.attention import attention_layers
+from vitkit.explanation import gradient_rollout, occlusion
 from vitkit.model import VisionTransformer
 
 TARGETS = torch.tensor([5, 0])
@@ -31,10 +30,6 @@ def test_relevance_is_that_of_the_models_whole_graph(fields: dict[str, Any]) -> 
         followed = followed + relevance @ followed
     expected = (rows @ followed)[:, prefix:].reshape(2, 3, 4)
     np.testing.assert_allclose(gradient_rollout(model, images(), TARGETS), expected, atol=1e-6, rtol=1e-4)
-    for layer, relevance in zip(attention_layers(model.config), layers, strict=True):
-        found = gradient_attention(model, images(), TARGETS, layer)
-        expected = (rows @ relevance)[:, prefix:].reshape(2, 3, 4)
-        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_which_class_is_explained() -> None:
@@ -43,7 +38,7 @@ def test_which_class_is_explained() -> None:
     with torch.no_grad():
         predicted = model(batch).argmax(dim=-1)
     assert len(set(predicted.tolist())) > 1
-    for method in (gradient_rollout, gradient_attention, occlusion):
+    for method in (gradient_rollout, occlusion):
         assert torch.equal(method(model, batch), method(model, batch, predicted))
         for target in (torch.tensor([3] * 4), torch.tensor(3), torch.tensor([3] * 4, dtype=torch.uint8)):
             assert torch.equal(method(model, batch, 3), method(model, batch, target))
@@ -52,7 +47,7 @@ def test_which_class_is_explained() -> None:
         torch.testing.assert_close(together, alone)
 
 
-@pytest.mark.parametrize("method", [gradient_rollout, gradient_attention, occlusion])
+@pytest.mark.parametrize("method", [gradient_rollout, occlusion])
 def test_a_class_that_is_not_there_is_refused(method: Any) -> None:
     for target in (7, -1, torch.tensor([0, 7]), torch.tensor([-1, 0])):
         with refused("explanation.class-missing", "0 to 6"):
@@ -69,38 +64,27 @@ def probability(model: VisionTransformer, image: Any, target: int) -> float:
         return model(image[None]).softmax(-1)[0, target].item()
 
 
-def one_by_one(model: VisionTransformer, image: Any, target: int, square: int, stride: int, fill: float) -> Any:
+def one_by_one(model: VisionTransformer, image: Any, target: int, square: int) -> Any:
     """(h, w), covering pixels (4 x 4 patches, a grid of 3 x 4) one image at a time."""
     sums, counts = np.zeros((3, 4)), np.zeros((3, 4))
     height, width = min(square, 3), min(square, 4)
-    tops = sorted({*range(0, 3 - height + 1, min(stride, height)), 3 - height})
-    lefts = sorted({*range(0, 4 - width + 1, min(stride, width)), 4 - width})
-    for top in tops:
-        for left in lefts:
-            covered = image.clone()
-            covered[:, 4 * top : 4 * (top + height), 4 * left : 4 * (left + width)] = fill
-            drop = probability(model, image, target) - probability(model, covered, target)
-            sums[top : top + height, left : left + width] += drop
-            counts[top : top + height, left : left + width] += 1
+    for top, left in product(range(3 - height + 1), range(4 - width + 1)):
+        covered = image.clone()
+        covered[:, 4 * top : 4 * (top + height), 4 * left : 4 * (left + width)] = 0
+        drop = probability(model, image, target) - probability(model, covered, target)
+        sums[top : top + height, left : left + width] += drop
+        counts[top : top + height, left : left + width] += 1
     return sums / counts
 
 
-@pytest.mark.parametrize(("square", "stride", "fill"), [(2, 1, 0.0), (2, 2, -1.0), (1, 3, 0.5), (9, 1, 0.0)])
-def test_it_is_the_mean_drop_over_the_squares_that_cover_a_patch(square: int, stride: int, fill: float) -> None:
+@pytest.mark.parametrize("square", [1, 2, 9])
+def test_it_is_the_mean_drop_over_the_squares_that_cover_a_patch(square: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, targets = build(), images(2), [4, 1]
-    expected = np.stack([one_by_one(model, x, t, square, stride, fill) for x, t in zip(batch, targets, strict=True)])
-    options: dict[str, Any] = {"square": square, "stride": stride, "fill": fill}
-    for batch_size in (1, 64):
-        found = occlusion(model, batch, torch.tensor(targets), batch_size=batch_size, **options)
+    expected = np.stack([one_by_one(model, x, t, square) for x, t in zip(batch, targets, strict=True)])
+    for at_a_time in (5, 64):
+        monkeypatch.setattr("vitkit.explanation.class_maps._AT_A_TIME", at_a_time)
+        found = occlusion(model, batch, torch.tensor(targets), square=square)
         np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_every_patch_is_covered() -> None:
-    for square, stride, grid in product((1, 2, 3, 6), (1, 2, 3, 7), ((1, 1), (2, 5), (7, 3))):
-        places = explanation.square_masks(grid, square, stride)
-        assert places.any(dim=0).all()
-        assert len(places.flatten(1).unique(dim=0)) == len(places), "no place twice"
-        assert (places.flatten(1).sum(1) == min(square, grid[0]) * min(square, grid[1])).all()
 
 
 def test_only_the_pixels_of_the_patches_are_covered() -> None:
@@ -116,10 +100,9 @@ def test_only_the_pixels_of_the_patches_are_covered() -> None:
     assert model.config.grid == (8, 6)
     every = torch.ones(1, 8, 6, dtype=torch.bool)
     assert (explanation.cover(torch.ones(1, 3, 60, 44), every, model.config, 0.0) == 0).all()
-    assert occlusion(model, images(1, config=model.config), 0, stride=3).shape == (1, 8, 6)
+    assert occlusion(model, images(1, config=model.config), 0).shape == (1, 8, 6)
 
 
-def test_numbers_that_make_no_sense_are_refused() -> None:
-    for name in ("square", "stride", "batch_size"):
-        with refused("explanation.option-too-small", name):
-            occlusion(build(), images(), **{name: 0})
+def test_an_empty_square_is_refused() -> None:
+    with refused("explanation.option-too-small"):
+        occlusion(build(), images(), square=0)

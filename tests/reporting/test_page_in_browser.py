@@ -16,6 +16,7 @@ from browser import browser, is_within, serious, violations, watched
 from photos import scene
 from vitkit.evaluation import Evaluation, LabelError, MultiEvaluation
 from vitkit.evaluation.figures import figures
+from vitkit.evaluation.metrics import RATES, ClassCurves
 from vitkit.reporting import Explained, write_report
 from vitkit.reporting.evaluation_report import pictures_of
 from vitkit.text.pages import to_png
@@ -60,7 +61,7 @@ def promises_and_unknown(names: tuple[str, ...]) -> dict[str, Any]:
         },
         "unknown": {
             "validation_images": 66, "folds": 5, "accepted": 0.95, "called": [{"level": 0.05, **interval}],
-            "limits": [{**limit, "classes": classes} for classes in (0, 3)],
+            "limits": [{**limit, "classes": 3}],
         },
     }  # fmt: skip
 
@@ -238,8 +239,8 @@ def test_a_report_of_many_photographs_is_small_and_short(browser: Any, tmp_path:
 def test_a_thousand_classes_are_a_drawing_and_a_list(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    areas = {"roc_auc": 0.9, "average_precision": 0.8}  # which take seconds to compute
-    monkeypatch.setattr("vitkit.evaluation.figures.rank_areas", lambda own: dict.fromkeys(own.classes, areas))
+    curves = ClassCurves(0.9, 0.8, RATES, RATES)  # which take seconds to compute
+    monkeypatch.setattr("vitkit.evaluation.metrics.class_curves", lambda labels, _: dict.fromkeys(set(labels), curves))
     own = evaluation_of(tmp_path / "photos", tuple(f"class {i}" for i in range(1000)), n=1000)
     with visit(browser, write(tmp_path / "r.html", own, tmp_path / "photos")) as page:
         page.wait_for_selector("html.live")

@@ -124,7 +124,7 @@ def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside
 
 def test_reliability_can_be_drawn(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    own = Reliability.of(rng.dirichlet(np.ones(4), 50).astype(np.float32), rng.integers(0, 4, 50))
+    own = Reliability.of(rng.random(50), rng.random(50) < 0.7)
     figure = plots.reliability({f"state {i}": own for i in range(2)})
     assert len(figure.axes) == 4
     drawn(figure, tmp_path)

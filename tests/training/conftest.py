@@ -2,12 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import runs
-from vitkit.training import run
+from vitkit.system import EVALUATION, write_json
+from vitkit.training import Run, run
+from vitkit.training.cross_validation import cross_validate
+from vitkit.training.stages.calibrate import calibrate
+from vitkit.training.stages.evaluate import evaluate
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +36,18 @@ def start() -> Path:
 def no_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training ends with its model: nothing is calibrated, evaluated or reported. Shared runs are made before."""
     monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, conclude=()))
+
+
+@pytest.fixture
+def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training, or a fold, ends with its figures: no page, picture or list of predictions is written."""
+
+    def write_figures(own: Run) -> None:
+        write_json(own.folder / EVALUATION, own.numbers)
+
+    conclude = (calibrate, evaluate, write_figures)
+    monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, conclude=conclude))
+    monkeypatch.setattr(run, "FOLDS", replace(run.FOLDS, fit=partial(cross_validate, conclude)))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,7 @@ def test_killed_before_its_report_it_is_calibrated_and_tested_the_same(whole: Pa
     assert (load(folder).temperature, load(folder).trust) == (load(whole).temperature, load(whole).trust)
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_pictures_that_the_weights_had_seen_make_no_promise(finished: Path, data: Path, tmp_path: Path) -> None:
     """Another head on the weights of a run over the same photographs: every one of them is known."""
     run = runs.head_on(data, tmp_path / "second", method="probe", weights=str(finished)).folder
@@ -230,6 +232,7 @@ def test_pictures_that_the_weights_had_seen_make_no_promise(finished: Path, data
     assert load(run).trust is None and "not calibrated" in said_by(run)
 
 
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize("method", ["probe", "auto"])
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.accept)])
 def test_shuffled_labels_report_chance(tmp_path: Path, seeds: int, method: str) -> None:
@@ -303,6 +306,7 @@ def test_the_headline_is_of_all_images_and_says_which_model_it_is_of(whole: Path
     assert again.notes[0].endswith(f"cross-validated: {headline.words}")
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_continued_run_tests_the_same_images_by_their_earlier_labels(whole: Path, data: Path, tmp_path: Path) -> None:
     """The heads that test are fitted as in the first run, without changed labels and without labels of a model."""
     first, more = vitkit.TrainingRun(whole), runs.copy_of(data, tmp_path / "more")
@@ -351,6 +355,7 @@ def hard() -> Path:
     return once("choose-method-hard", lambda place: pictures.folder(place, dict.fromkeys("ab", EACH), 16, 16))
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, tmp_path: Path) -> None:
     folder, said = runs.told(Recipe(**fields(data=str(easy))), tmp_path / "run")
     lines = said.splitlines()
@@ -398,9 +403,10 @@ def test_it_is_tried_only_where_it_may_become_the_model(
 def test_an_image_is_not_judged_by_a_probe_that_knows_it(parts: int) -> None:
     """Features that name each image, and labels by lot: who has seen the label knows it, and nobody else does."""
     rng = np.random.default_rng(0)
-    y, fold_of = torch.from_numpy(rng.permutation(np.arange(240) % 4)), torch.arange(240) % parts
+    y = torch.from_numpy(rng.permutation(np.arange(240) % 4))
     x = torch.eye(240) + 0.01 * torch.from_numpy(rng.normal(size=(240, 240)).astype(np.float32))
-    own = [selection._correct_in_fold(x, y, fold_of, part, 4) for part in range(parts)]
-    assert not any((right & (fold_of != part)).any() for part, right in enumerate(own))
-    low, high = binomtest(int(torch.stack(own).sum()), 240).proportion_ci(0.999)
-    assert low < 0.25 < high
+    table = table_of("named", Path(), [(str(i), str(k), "train") for i, k in enumerate(y.tolist())])
+    store: Any = SimpleNamespace(recipe=Recipe(), features=lambda own, _: x[[int(path) for path in own.paths]])
+    accuracy, _, images = selection.probe_accuracy(store, table, [i % parts for i in range(240)])
+    low, high = binomtest(round(accuracy * images), images).proportion_ci(0.999)
+    assert images == 240 and low < 0.25 < high

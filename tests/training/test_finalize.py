@@ -21,13 +21,8 @@ import vitkit
 from refusals import refused
 from vitkit.data import MULTI_LABEL, EpochSampler, split_from_file
 from vitkit.evaluation import (
-    Evaluation,
-    at_temperature,
     best_thresholds,
     evaluate,
-    fit_temperature,
-    for_prior,
-    operating_points,
 )
 from vitkit.training import (
     Balance,
@@ -114,28 +109,6 @@ def test_several_classes_an_image_have_their_true_probabilities_too() -> None:
     assert (logits.sigmoid() - expected)[:, 1].mean() > 0.05, "without the shift the rare class is said too often"
 
 
-def test_for_equal_shares_the_answer_is_the_balanced_one_and_both_are_told_where_classes_differ_much() -> None:
-    x, y, expected = cloud(20_000, seed=1)
-    names, paths = ("a", "b", "c"), tuple(map(str, range(len(y))))
-    evaluation = Evaluation("test", names, paths, y.numpy(), expected.exp().numpy().astype(np.float32))
-    standing = prior_correction([800, 150, 50], "loss", "data", tiny.build(num_classes=3)).to_dict()
-    alike = for_prior(evaluation, standing["counts"], "uniform")
-    wanted = truth(x, torch.full((3,), 1 / 3, dtype=torch.float64))
-    assert np.abs(alike.probabilities - wanted.exp().numpy()).max() < 1e-4
-    assert (alike.predicted == wanted.argmax(1).numpy()).mean() > 0.9999
-    assert alike.balanced_accuracy > evaluation.balanced_accuracy + 0.1
-    assert alike.accuracy < evaluation.accuracy
-    back = for_prior(alike, standing["counts"], "data")
-    assert np.abs(back.probabilities - evaluation.probabilities).max() < 1e-5
-    points = operating_points(evaluation, json.loads(json.dumps(standing)))
-    assert points is not None and points["chosen"] == "data"
-    assert points["data"]["accuracy"] == evaluation.accuracy
-    assert points["uniform"]["balanced_accuracy"] == alike.balanced_accuracy
-    assert points["uniform"]["recall"] == {name: row["recall"] for name, row in alike.per_class().items()}
-    assert operating_points(evaluation, standing | {"counts": [30, 20, 10]}) is None
-    assert operating_points(evaluation, None) is None
-
-
 @pytest.mark.parametrize("fields", [{}, {"distill_token": True, "distill_head": True}], ids=["one head", "two heads"])
 @pytest.mark.parametrize("has_teacher", [False, True])
 def test_the_saved_model_is_shifted_and_the_trained_one_stays(fields: dict[str, Any], has_teacher: bool) -> None:
@@ -180,13 +153,13 @@ def mean_of_rare(run: Path, data: Path) -> float:
 STILL = {"lr": 1e-12}
 
 
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(("prior", "share"), [("data", COUNTS["rare"] / sum(COUNTS.values())), ("uniform", 0.5)])
 def test_untold_confidences_are_the_classes_shares(noise: Path, tmp_path: Path, prior: str, share: float) -> None:
     run, _ = go(noise, tmp_path / "run", prior=prior, **STILL)
     assert mean_of_rare(run, noise) == pytest.approx(share, abs=0.04)
     numbers = json.loads((run / "evaluation.json").read_text())
     assert numbers["loss"] < 0.5 or prior == "uniform"
-    assert numbers["operating_points"]["chosen"] == prior
 
 
 def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, PriorCorrection]:
@@ -197,6 +170,7 @@ def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, PriorCorrection]:
     return runs.weights(run)["head.bias"], state["head.bias"], standing
 
 
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(
     "fields",
     [{"balance": "sampler", "keep": "every", "epochs": 2, "lr": 1e-3}, {"balance": "loss", "split": (0.8, 0.0, 0.2)}],
@@ -226,6 +200,7 @@ def test_what_is_saved_otherwise_is_written_down(noise: Path, tmp_path: Path, fi
     assert load(run).temperature == pytest.approx(temperature, rel=1e-3)
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_head_is_fitted_as_the_recipe_records(noise: Path, start: Path, tmp_path: Path) -> None:
     run, _ = go(noise, tmp_path / "run", method="probe", weights=str(start), prior="uniform", batch_size=64)
     assert Recipe.load(run / "recipe.toml").balance == "none"
@@ -235,6 +210,7 @@ def test_a_head_is_fitted_as_the_recipe_records(noise: Path, start: Path, tmp_pa
     assert mean_of_rare(run, noise) == pytest.approx(0.5, abs=0.12)
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_head_start_begins_where_the_training_is_bound_for(noise: Path, start: Path, tmp_path: Path) -> None:
     fields = {"method": "full", "lp_ft": True, "weights": str(start), "patch_dropout": 0.0, "max_images": 40, **STILL}
     _, trained, standing = saved_and_trained(go(noise, tmp_path / "run", balance="loss", **fields)[0])
@@ -305,5 +281,5 @@ def test_a_run_and_eval_agree_to_the_last_digit(tmp_path: Path, monkeypatch: pyt
     asked = assert_eval_agrees(run)
     plain = evaluate(load(run), split_from_file(run / "split.json"), "test")
     assert not np.array_equal(asked.evaluation.probabilities, plain.probabilities), "else nothing was tried"
-    seen = at_temperature(vitkit.evaluate(run, split="val").evaluation, 1.0)
-    assert load(run).temperature == pytest.approx(fit_temperature(seen.probabilities, seen.labels), rel=1e-4)
+    seen = runs.untempered(vitkit.evaluate(run, split="val").evaluation)
+    assert load(run).temperature == pytest.approx(runs.fitted_temperature(seen), rel=1e-4)

@@ -163,7 +163,7 @@ def again(work: Workshop, folder: Path, before: Path | None) -> RunImages:
     recipe = runs.quick(work.root, labels=str(work.labels), split_from=None if before is None else str(before))
     diagnosis = examine(work.table())
     nothing = make_record([], [], [], is_whole=True)
-    own = assign_splits(RunImages.of(diagnosis), recipe, nothing)
+    own = assign_splits(RunImages(diagnosis.table, diagnosis.facts, diagnosis.twins), recipe, nothing)
     folder.mkdir()
     Inputs.of(own, nothing, []).write(folder, recipe)
     return own.images

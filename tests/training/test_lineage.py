@@ -96,15 +96,6 @@ def test_what_weights_do_not_allow_is_refused(data: Path, first: Path, tmp_path:
 
 
 @pytest.mark.usefixtures("settled")
-def test_whose_test_pictures_are_trained_on_is_said(data: Path, first: Path, tmp_path: Path) -> None:
-    before = runs.copy_of(first, tmp_path / "runs" / "first")
-    _, said = train(data, tmp_path / "runs" / "reseeded", seed=5)
-    now = roles(tmp_path / "runs" / "reseeded")
-    count = sum(role == "test" and now[digest] == "train" for digest, role in roles(first).items())
-    assert f"trains on {count} of the 6 test images of {before}" in said and count
-
-
-@pytest.mark.usefixtures("settled")
 def test_added_photographs_alone_are_dealt(data: Path, first: Path, tmp_path: Path) -> None:
     second, said = go_on(scenes(runs.copy_of(data, tmp_path / "more"), start=500), first, tmp_path / "second")
     assert "30 of 60 images are known" in said

@@ -1,6 +1,5 @@
 """Low-rank changes: nothing at first, thin products afterwards, and part of the matrices when saved."""
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from vitkit.data import Preprocess
 from vitkit.errors import Interrupted
 from vitkit.model import VisionTransformer
 from vitkit.system import reporting_to
-from vitkit.training import Recipe, add_low_rank, fine_tune, load_run_recipe, merge_low_rank, run
+from vitkit.training import Recipe, add_low_rank, merge_low_rank, run
 from vitkit.weights import load
 
 MATRICES = [f"blocks.{i}.{name}.weight" for i in range(3) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
@@ -100,22 +99,3 @@ def test_a_run_resumes_to_the_same_weights(finished: Path, data: Path, source: P
     assert load(tmp_path / "run").classes == ("blue", "green", "red")
     run.resume(tmp_path / "run")
     runs.assert_same_weights(tmp_path / "run", finished)
-
-
-@pytest.mark.usefixtures("no_reports")
-def test_short_runs_choose_the_learning_rate_and_it_is_written_down(
-    data: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fine_tune, "TRIAL_STEPS", 6)
-    asked = recipe(data, source, lr=10.0, find_lr=True, method="full", epochs=1)
-    folder, said = runs.told(asked, tmp_path / "run")
-    line = next(line for line in said.splitlines() if "by learning rate" in line)
-    tried = dict(part.split(": ") for part in line.split(": ", 1)[1].split("; ")[0].split(", "))
-    assert [float(lr) for lr in tried] == pytest.approx([1.0, 3.0, 10.0, 30.0, 100.0])
-    best = min(tried, key=lambda lr: float(tried[lr]))
-    assert line.endswith(f"taking {best}")
-    settled = load_run_recipe(folder / "recipe.toml")
-    assert settled.lr == pytest.approx(float(best)) and not settled.find_lr
-    description = json.loads((folder / "model.json").read_text())
-    assert description["provenance"]["recipe"]["lr"] == settled.lr
-    runs.assert_same_weights(folder, run.train(settled, tmp_path / "plain"))

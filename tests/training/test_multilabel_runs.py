@@ -89,6 +89,7 @@ def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scra
     assert "predicts one class for all images" not in (scratch / "log.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(
     ("method", "fields"),
     [("probe", {}), ("full", {"mixup": 0.4, "cutmix": 0.5, "label_smoothing": 0.1, "balance": "loss"})],
@@ -102,6 +103,7 @@ def test_methods_learn_weights(data: Path, scratch: Path, tmp_path: Path, method
     assert "mean_average_precision" in json.loads((run / "evaluation.json").read_text())
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_head_of_single_classes_starts_anew_from_multi_label_weights(scratch: Path, tmp_path: Path) -> None:
     recipe = quick(runs.shared_photos(), method="probe", max_images=12, weights=str(scratch), epochs=1, model=None)
     classifier = load(train(recipe, tmp_path / "run"))
@@ -109,6 +111,7 @@ def test_a_head_of_single_classes_starts_anew_from_multi_label_weights(scratch: 
     assert load(scratch, num_classes=5).task == "single"  # a new head has no thresholds yet
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_single_class_is_learned_and_without_validation_images_its_threshold_is_a_half(tmp_path: Path) -> None:
     file = runs.overlaid(tmp_path / "data", 30)
     header, *rows = file.read_text().splitlines()

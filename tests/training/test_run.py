@@ -22,12 +22,12 @@ from runs import told as train
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, groups_from_file, split_from_file
 from vitkit.errors import VitkitError
-from vitkit.evaluation import at_temperature, evaluate, fit_temperature, grouped, label_errors
+from vitkit.evaluation import evaluate, grouped, label_errors
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import intervals
 from vitkit.model import VisionTransformer, config_for
 from vitkit.system import LABEL_ERRORS
-from vitkit.training import FeatureStore, Loop, Metrics, Recipe, label_search, lr_factor, read_metrics, run
+from vitkit.training import FeatureStore, Loop, Metrics, Recipe, lr_factor, read_metrics, run
 from vitkit.training import checkpoint as writer
 from vitkit.verbs import TrainingRun
 from vitkit.weights import load
@@ -75,6 +75,7 @@ def test_one_seed_gives_one_result_and_another_seed_another(
     assert (finished / "split.json").read_text() != (other / "split.json").read_text()
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_run_without_val_images_keeps_the_last_epoch_and_is_not_calibrated(data: Path, tmp_path: Path) -> None:
     folder, said = train(runs.quick(data, epochs=2, split=(0.8, 0.0, 0.2)), tmp_path / "run")
     classifier = load(folder)
@@ -251,10 +252,10 @@ def test_the_temperature_is_the_one_that_the_validation_images_ask_for(finished:
     classifier, table = load(finished), split_from_file(finished / "split.json")
     assert classifier.temperature != 1
     calibrated = evaluate(classifier, table, "val")
-    plain = at_temperature(calibrated, 1.0)
+    plain = runs.untempered(calibrated)
     assert plain.accuracy == pytest.approx(classifier.provenance["metrics"]["val_acc"])
     assert plain.loss == pytest.approx(classifier.provenance["metrics"]["val_loss"], rel=1e-4)
-    assert classifier.temperature == pytest.approx(fit_temperature(plain.probabilities, plain.labels), rel=1e-4)
+    assert classifier.temperature == pytest.approx(runs.fitted_temperature(plain), rel=1e-4)
     assert calibrated.loss <= plain.loss
 
 
@@ -277,11 +278,12 @@ def test_a_finished_run_that_is_resumed_comes_to_the_same(finished: Path, tmp_pa
     runs.assert_same_weights(copied, finished)
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_labels_are_doubted_by_the_weights_a_run_began_from(
     start: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, plain = list[torch.Tensor](), label_search.from_features
-    monkeypatch.setattr(label_search, "from_features", lambda *own: seen.append(own[1]) or plain(*own))
+    seen, plain = list[torch.Tensor](), label_errors.from_features
+    monkeypatch.setattr(label_errors, "from_features", lambda *own: seen.append(own[1]) or plain(*own))
     steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
     recipe = runs.quick(data, weights=str(start), model=None, epochs=1, method="full", **steps)
     folder, _ = train(recipe, tmp_path / "run")
@@ -321,6 +323,7 @@ def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_t
     assert str(tmp_path) not in page
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_path: Path) -> None:
     source = runs.copy_of(data, tmp_path / "photos")
     for i in range(1, 13):

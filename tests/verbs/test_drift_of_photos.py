@@ -61,9 +61,6 @@ def test_photographs_like_those_of_the_training_are_not_different(run: Path, tmp
     assert trust is not None and result.validation_images == len(trust.held_out)
     outcome = vitkit("doctor", now, "--against", run)
     assert outcome.code == 0 and "no difference between 90 photographs" in outcome.out
-    assert result.detection in outcome.out
-    assert result.detectable is not None and result.detectable.before == result.shares[result.detectable.name][0]
-    assert result.detectable.before < result.detectable.now < 0.8
 
 
 def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: Any) -> None:
@@ -123,7 +120,6 @@ def test_values_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> Non
     now = photographs(tmp_path / "now", {"red": 2}, 1)
     few = package.doctor(now, against=run)
     assert any("only large differences" in note for note in few.notes)
-    assert few.detectable is None and few.detection.endswith("there is one class, too few images, or a low level")
     with refused("verbs.option-invalid", "level"):
         package.doctor(now, against=run, level=1.0)
     with refused("verbs.out-in-source"):
@@ -152,7 +148,7 @@ def test_the_page_fits_and_names_what_differs(run: Path, tmp_path: Path, browser
         package.doctor(now, page_file, against=run)
     with watched(browser, "phone") as page:
         page.goto(page_file.as_uri())
-        assert result.verdict in page.inner_text("main") and result.detection[1:] in page.inner_text("main")
+        assert result.verdict in page.inner_text("main")
         assert page.locator("figure img").count() == 24
         assert page.locator("tr.best td").first.inner_text().splitlines()[0] == "predicted classes"
         assert is_within(page) and serious(page) == []

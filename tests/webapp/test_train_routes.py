@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import runs
-from vitkit.training import Recipe, next_free
+from vitkit.training import Recipe, new_run_folder
 from vitkit.webapp import Jobs, Workspace, command, create_app, open_workspace
 
 COLUMNS = "epoch,step,train_loss,train_acc,val_loss,val_acc,lr,seconds\n"
@@ -102,7 +103,7 @@ def test_trainings_that_are_asked_for_at_once_have_a_name_each(client: TestClien
 
     def train() -> None:
         gate.wait()
-        trained.append(next_free("my_photos_b").name)
+        trained.append(new_run_folder("my_photos_b", ExitStack()).name)
 
     threads = [threading.Thread(target=ask, args=((client, other)[i % 2],)) for i in range(6)]
     threads.append(threading.Thread(target=train))

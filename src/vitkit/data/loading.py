@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import multiprocessing
 import sys
@@ -31,7 +30,6 @@ from vitkit.data.picture_store import PictureStore
 from vitkit.data.preprocess import Preprocess, normalised_values
 from vitkit.data.remote import prefetch_shards
 from vitkit.data.shards import ShardFolder
-from vitkit.data.splits import order_in_proportion
 from vitkit.data.table import ImageTable
 from vitkit.errors import ShortageError, VitkitError, first_line
 
@@ -510,17 +508,3 @@ class ImageData(BatchedImages):
         storage = self.table.storage
         assert isinstance(storage, ShardFolder)
         return prefetch_shards(batches, storage.files(), order, self.batch_size)
-
-    def sample(self, images: int) -> ImageData:
-        """Return a copy for a single process, with at most `images` of the validation images.
-
-        If there are no validation images, they are replaced by training images, prepared as in evaluation.
-        """
-        table = self.val.table if self.has_val else self.train.table
-        sampled = copy.copy(self)
-        sampled.close()
-        sampled.process = (0, 1)
-        order = torch.randperm(len(table), generator=torch.Generator().manual_seed(mix_seeds(self.seed))).tolist()
-        chosen = sorted(order_in_proportion(order, table.labels)[:images])
-        sampled.val = EvaluationImages(table.take(chosen), self.val.preprocess, as_levels=self.val.as_levels)
-        return sampled

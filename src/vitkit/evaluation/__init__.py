@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.evaluation.calibration import Calibration, Reliability, calibrate, fit_temperature, log_odds
-    from vitkit.evaluation.calibration import max_rise_by_chance, to_probabilities
-    from vitkit.evaluation.drift import DetectableRise, DriftTest, Sample, class_shares, detectable_rise, drift_tests
+    from vitkit.evaluation.calibration import Calibration, Reliability, calibrate, log_odds
+    from vitkit.evaluation.calibration import to_probabilities
+    from vitkit.evaluation.drift import DriftTest, Sample, class_shares, drift_tests
     from vitkit.evaluation.evaluator import evaluate
-    from vitkit.evaluation.figures import Gain, all_figures, at_temperature, calibration_rise, chosen_on, counted_part
-    from vitkit.evaluation.figures import describe, for_prior, gain, operating_points, rank_areas, seen_to_exclude
-    from vitkit.evaluation.figures import tta_figures, tta_lines
+    from vitkit.evaluation.figures import all_figures, chosen_on, counted_part, describe, gain
+    from vitkit.evaluation.figures import seen_to_exclude, tta_figures, tta_lines
     from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, Headline, describe_labels, headline_of
     from vitkit.evaluation.headline import images_in_words, value_of, verdict_of
     from vitkit.evaluation.intervals import TAIL, Interval, Units, fold_intervals, loss_bounds, macro_f1_bounds
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from vitkit.evaluation.label_errors import describe_errors, probe_out_of_fold, summary, write_label_errors
     from vitkit.evaluation.linear_models import regress
     from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, average_precisions, best_thresholds, class_curves
-    from vitkit.evaluation.metrics import cross_fitted, grouped, mean_average_precision, pooled
+    from vitkit.evaluation.metrics import grouped, mean_average_precision, pooled
     from vitkit.evaluation.promises import trust_figures, trust_lines
     from vitkit.evaluation.registry import read_figures
 else:

@@ -33,24 +33,12 @@ class Reliability:
     accuracy: npt.NDArray[np.float64]  # fraction of correct images in each bin, (bins,)
 
     @classmethod
-    def of(cls, probabilities: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], bins: int = BINS) -> Reliability:
-        """Bin the images by the probability of their most probable class; `probabilities` (n, K), `labels` (n,)."""
-        confidence = probabilities.max(axis=1).astype(np.float64)
-        return cls.of_confidence(confidence, probabilities.argmax(axis=1) == labels, bins)
-
-    @classmethod
-    def of_confidence(
-        cls, confidence: npt.NDArray[np.float64], is_correct: npt.NDArray[np.bool_], bins: int = BINS
-    ) -> Reliability:
+    def of(cls, confidence: npt.NDArray[np.float64], is_correct: npt.NDArray[np.bool_]) -> Reliability:
         """Bin n images by confidence; `confidence` and `is_correct` are (n,)."""
-        bin_index = bin_of(confidence, bins)
-        counts = np.bincount(bin_index, minlength=bins)
-        divisor = np.maximum(counts, 1)
-        return cls(
-            counts,
-            np.bincount(bin_index, confidence, minlength=bins) / divisor,
-            np.bincount(bin_index, is_correct, minlength=bins) / divisor,
-        )
+        bins = bin_of(confidence)
+        counts = np.bincount(bins, minlength=BINS)
+        sums = [np.bincount(bins, values, minlength=BINS) for values in (confidence, is_correct)]
+        return cls(counts, *(total / np.maximum(counts, 1) for total in sums))
 
     @property
     def ece(self) -> float:
@@ -58,21 +46,9 @@ class Reliability:
         return float((self.counts * np.abs(self.accuracy - self.confidence)).sum() / self.counts.sum())
 
 
-def confidence_at(probabilities: npt.NDArray[np.float32], power: float) -> npt.NDArray[np.float64]:
-    """Return the highest probability (n,) of each row of `probabilities` (n, K) at another temperature.
-
-    `power` is the current temperature divided by the other one.
-    """
-    highest = np.empty(len(probabilities))
-    for rows in blocks(*probabilities.shape):
-        part = np.maximum(probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny)
-        highest[rows] = 1 / ((part / part.max(axis=1, keepdims=True)) ** power).sum(axis=1)
-    return highest
-
-
-def bin_of(confidence: npt.NDArray[np.float64], bins: int = BINS) -> npt.NDArray[np.int64]:
+def bin_of(confidence: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Return the bin index of each confidence, from 0. Bins are half-open intervals (low, high], as in Guo et al."""
-    return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
 
 
 @dataclass(frozen=True)
@@ -86,42 +62,12 @@ class Calibration:
     strength: float = 1.0
 
 
-def fit_temperature(probabilities: Floats, labels: npt.NDArray[np.int64]) -> float:
-    """Fit the temperature T > 0 that calibrates held-out probabilities: softmax(logits / T) (sec. 4.2).
-
-    T minimises the log loss with a weak prior that T is near 1. Without the prior, a classifier that makes no mistake
-    on these images would get a confidence of 1 for every image. `probabilities` (n, K) are those at temperature 1, and
-    `labels` (n,) the true classes.
-    """
-    logits = log_odds(probabilities, labels)
-    return calibrate(logits, labels, shift=np.zeros(logits.shape[1])).temperature
-
-
-def max_rise_by_chance(
-    after: npt.NDArray[np.float64], before: npt.NDArray[np.float64], draws: int = 400, seed: int = 0
-) -> float:
-    """Return the largest increase of the calibration error that chance explains, as a 97.5 % quantile.
-
-    Even the correct temperature can increase the calibration error of a finite sample, compared with temperature 1. The
-    quantile comes from simulated samples for which the fitted temperature is the correct one: the confidences `after`
-    (n,), at the fitted temperature, are the probabilities with which the simulated predictions are correct. `before`
-    are the confidences at temperature 1, (n,).
-    """
-    rng = np.random.default_rng(seed)
-    bins_after, bins_before = bin_of(after), bin_of(before)
-    rises = []
-    for _ in range(draws):
-        is_correct = rng.random(len(after)) < after
-        gaps_after = np.bincount(bins_after, is_correct - after)
-        gaps_before = np.bincount(bins_before, is_correct - before)
-        rises.append(float(np.abs(gaps_after).sum() - np.abs(gaps_before).sum()) / len(after))
-    return float(np.quantile(rises, 0.975))
-
-
 def calibrate(
     logits: Floats, labels: npt.NDArray[np.int64], shift: Floats, weights: Floats | None = None
 ) -> Calibration:
     """Fit temperature and strength by log loss on held-out images, with a weak prior that both are near 1.
+
+    Without the prior, a classifier that makes no mistake on these images would get a confidence of 1 for every image.
 
     Args:
         logits: (n, K).

@@ -30,12 +30,6 @@ Ints = npt.NDArray[np.int64]
 LEVEL = 0.05
 _DRAWS = 9_999  # random permutations in the test of class shares
 _BLOCK_COUNTS = 4_000_000  # maximum number of class counts that are drawn at a time
-# For the power of the test (`_power`):
-_FEW_CLASSES = 20  # with more classes, all simulated samples share one permutation test
-_MIN_SIMULATED, _MAX_SIMULATED = 300, 2_000  # number of simulated samples
-_FEW_DRAWS = 999  # random permutations for each sample, except that there are `_DRAWS` in two cases:
-_LOW_LEVEL = 0.01  # if the level is lower than this,
-_FEW_SAMPLES = 50  # or if at most this number of samples are different
 _TITLES = {
     "classes": "predicted classes",
     "confidence": "confidence",
@@ -122,78 +116,15 @@ def drift_tests(before: Sample, now: Sample, classes: Sequence[str], seed: int =
     return tuple(DriftTest(name, p, q, *words) for (name, p, words), q in zip(rows, adjusted, strict=True))
 
 
-def _class_shares_p_value(before: Ints, now: Ints, *, seed: int, draws: int = _DRAWS) -> float:
+def _class_shares_p_value(before: Ints, now: Ints, *, seed: int) -> float:
     # The p-value of a permutation test for equal class shares, with Pearson's chi-squared statistic.
     both, images, rng = before + now, int(now.sum()), np.random.default_rng(seed)
     measured = float(_chi_squared(now, both, images)) * (1 - 1e-12)  # so that rounding breaks no tie
     block, extreme = max(1, _BLOCK_COUNTS // len(both)), 0
-    for start in range(0, draws, block):
-        drawn = rng.multivariate_hypergeometric(both, images, size=min(block, draws - start))
+    for start in range(0, _DRAWS, block):
+        drawn = rng.multivariate_hypergeometric(both, images, size=min(block, _DRAWS - start))
         extreme += int((_chi_squared(drawn, both, images) >= measured).sum())
-    return (1 + extreme) / (draws + 1)
-
-
-@dataclass(frozen=True)
-class DetectableRise:
-    """The smallest rise of a class's share of the predictions that a comparison usually detects."""
-
-    name: str  # of the class
-    before: float  # the share in the earlier images
-    now: float  # the share in new images that the test of predicted classes detects with a probability of 80 %
-
-
-def detectable_rise(before: Sample, images: int, classes: Sequence[str], level: float) -> DetectableRise | None:
-    """Return the smallest rise of one class's share that a comparison with new images usually detects.
-
-    The rise is that of the class with the median share. The shares of the other classes keep their ratios. A comparison
-    detects the rise if the p-value of the test of predicted classes is so low that its adjusted value is at most
-    `level` whatever the other tests say. `images` is the number of new images.
-
-    The result is None if no share would be detected, because there are too few images or `level` is too low, or if
-    there is only one class.
-    """
-    level /= 2 if before.distance is None else 3  # for the smallest p-value of two or three tests
-    if level < 1 / (_DRAWS + 1) or len(classes) < 2:
-        return None
-    counts = np.bincount(before.predicted, minlength=len(classes))
-    p = counts / len(before)
-    by_share = np.argsort(counts, kind="stable")
-    predicted = by_share[(p[by_share] > 0) & (p[by_share] < 1)]
-    # The class with the median share of those that are predicted; if a single class is, one of the others.
-    k = int(predicted[(len(predicted) - 1) // 2] if len(predicted) else by_share[0])
-    others = np.delete(p, k) / (1 - p[k])
-
-    def is_detected(q: float) -> bool:
-        return _power(counts, np.insert(others * (1 - q), k, q), images, level) >= 0.8
-
-    low, high = float(p[k]), 1.0
-    if not is_detected(high):
-        return None
-    while high - low > 0.005:
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_detected(middle) else (middle, high)
-    return DetectableRise(classes[k], float(p[k]), high)
-
-
-def _power(before: Ints, shares: Floats, images: int, level: float) -> float:
-    # The probability, by simulation, that the test of class shares rejects at `level` if new images have these shares.
-    # With few classes, each simulated sample has a permutation test of its own. With many classes, a single permutation
-    # test, with the expected class counts of the new images, gives the critical value for all samples. If the level is
-    # too low to estimate this value, the result is 0.
-    rng = np.random.default_rng(0)
-    if len(before) <= _FEW_CLASSES:
-        rows, times = np.unique(rng.multinomial(images, shares, size=_MIN_SIMULATED), axis=0, return_counts=True)
-        draws = _DRAWS if level < _LOW_LEVEL or len(rows) <= _FEW_SAMPLES else _FEW_DRAWS
-        is_rejected = [_class_shares_p_value(before, row, seed=0, draws=draws) <= level for row in rows]
-        return float(np.average(is_rejected, weights=times))
-    simulated = int(np.clip(_BLOCK_COUNTS // len(before), _MIN_SIMULATED, _MAX_SIMULATED))
-    if level * simulated < 1:
-        return 0.0
-    expected = before + (images * shares).round().astype(np.int64)
-    permuted = rng.multivariate_hypergeometric(expected, min(images, int(expected.sum())), size=simulated)
-    critical = np.quantile(_chi_squared(permuted, expected, images), 1 - level, method="higher")
-    now = rng.multinomial(images, shares, size=simulated)
-    return float((_chi_squared(now, before + now, images) > critical).mean())
+    return (1 + extreme) / (_DRAWS + 1)
 
 
 def _chi_squared(now: npt.NDArray[Any], both: npt.NDArray[Any], images: int) -> npt.NDArray[np.float64]:

@@ -20,7 +20,7 @@ from vitkit.data.earlier_labels import ChangesSinceRuns
 from vitkit.data.table import ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.evaluation.figures import figures, unseen_part
-from vitkit.evaluation.intervals import Units, accuracy_bounds, mean_interval
+from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.system.files import empty_array
 
@@ -189,7 +189,7 @@ def earlier_figures(
         if counted.groups:  # a missing image is a group of its own, with a negative number
             groups = np.concatenate([np.array(counted.groups), np.arange(len(missing)) - len(missing)])
         ends = mean_interval(values, 1.0, Units.of(len(values), groups))
-        alone = accuracy_bounds(counted, Units.of_evaluation(counted))
+        alone = mean_interval(counted.is_correct.astype(np.float64), 1.0, Units.of_evaluation(counted))
         entries["missing_tests"] = {
             "images": len(missing),
             "right": int(missing.sum()),

@@ -3,31 +3,23 @@
 The figures exclude images that the weights had seen, that is, images that were used to train or to select the weights.
 The entry `chosen_on` lists choices that were made on the evaluated images, because such choices make the figures too
 good.
-
-If class frequencies in training were very unequal, accuracy and recall are computed for two operating points: class
-frequencies as in training, and equal frequencies. The logits at the two operating points differ only by the logarithms
-of the class frequencies, so one evaluation gives both.
-
-`gain` compares two models, or two ways to use a model, on the same images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 
 from vitkit.data.doctor.duplicates import SearchDepth
 from vitkit.data.seen import PictureRecord, search_readable_images
-from vitkit.data.splits import is_imbalanced
 from vitkit.data.table import SINGLE_LABEL, TASKS, ImageTable, Task
-from vitkit.evaluation.calibration import blocks, log_odds, max_rise_by_chance, to_probabilities
+from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, headline_of
-from vitkit.evaluation.intervals import Interval, Units, intervals, mean_interval
-from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, cross_fitted
+from vitkit.evaluation.intervals import Units, intervals, mean_interval
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.evaluation.registry import METRICS
 from vitkit.system.files import empty_array
 from vitkit.text.cells import interval_text, listed
@@ -37,17 +29,14 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
     """Compute all figures in plain JSON types, `accuracy` first, as in evaluation.json and `vitkit eval --json`."""
     rows = evaluation.per_class()
     numbers = {**evaluation.summary(), "chosen_on": list(evaluation.chosen)}
-    if isinstance(evaluation, MultiEvaluation):
-        if evaluation.chosen:
-            numbers["cross_fitted"] = cross_fitted(evaluation)
-    else:
-        areas = rank_areas(evaluation)
-        for name, row in rows.items():
-            row |= areas[name]
-        roc_areas = [area["roc_auc"] for area in areas.values() if area["roc_auc"] is not None]
-        precisions = [area["average_precision"] for area in areas.values() if area["average_precision"] is not None]
+    if not isinstance(evaluation, MultiEvaluation):
+        curves = evaluation.curves  # of the classes that occur, each against all others
+        for i, row in enumerate(rows.values()):
+            row["roc_auc"] = curves[i].roc_auc if i in curves else None
+            row["average_precision"] = curves[i].average_precision if i in curves else None
+        roc_areas = [curve.roc_auc for curve in curves.values() if curve.roc_auc is not None]
         numbers["roc_auc"] = float(np.mean(roc_areas)) if roc_areas else None
-        numbers["average_precision"] = float(np.mean(precisions))
+        numbers["average_precision"] = float(np.mean([curve.average_precision for curve in curves.values()]))
         numbers["temperature"] = evaluation.temperature
         numbers["ece_before_temperature"] = evaluation.reliability_untempered.ece
     numbers["intervals_95"] = {name: list(ends) for name, ends in intervals(evaluation).items()}
@@ -65,47 +54,6 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
             for true, predicted, count, share in evaluation.confused(20)
         ]
     return {**numbers, "per_class": rows}
-
-
-def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
-    """Return the areas under the ROC and precision-recall curves of each class, one-vs-rest; None where undefined."""
-    areas: dict[str, dict[str, float | None]] = {}
-    for i, name in enumerate(evaluation.classes):
-        curves = evaluation.curves.get(i)
-        areas[name] = {
-            "roc_auc": None if curves is None else curves.roc_auc,
-            "average_precision": None if curves is None else curves.average_precision,
-        }
-    return areas
-
-
-class Rise(NamedTuple):
-    """The amount by which the model's temperature increases the calibration error, compared with temperature 1."""
-
-    by: float
-    is_chance: bool  # whether chance explains the increase
-
-
-def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise | None:
-    """Return the increase of the calibration error by the model's temperature; None if the error did not increase.
-
-    `numbers` are the figures of the evaluation (`figures`).
-    """
-    if numbers["ece"] is None:
-        return None
-    by = numbers["ece"] - numbers["ece_before_temperature"]
-    if evaluation.temperature == 1 or by <= 0:
-        return None
-    return Rise(by, by <= max_rise_by_chance(evaluation.confidence, evaluation.confidence_untempered))
-
-
-def at_temperature(evaluation: Evaluation, temperature: float) -> Evaluation:
-    """Return the evaluation that the same logits would have at another temperature."""
-    probabilities = empty_array(evaluation.probabilities.shape)
-    for rows in blocks(*probabilities.shape):
-        logits = np.log(np.maximum(evaluation.probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny))
-        probabilities[rows] = softmax(logits * (evaluation.temperature / temperature), axis=1)
-    return replace(evaluation, probabilities=probabilities, temperature=temperature)
 
 
 def _zero_shot_templates(provenance: Mapping[str, Any]) -> tuple[str, ...]:
@@ -139,8 +87,6 @@ def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) 
     else:
         if recipe.get("lp_ft"):
             chosen.append("penalty of the first head by log loss")
-        if recipe.get("find_lr"):
-            chosen.append("learning rate by log loss")
         if recipe.get("keep", "best") != "last":
             chosen.append(f"epoch by {recipe.get('monitor', 'val_acc')}")
     chosen.append(task.chosen)
@@ -149,45 +95,6 @@ def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) 
 
 BALANCE = "balance"  # key of the provenance for the result of balanced training
 SHARES = {"data": "as frequent as in training", "uniform": "all alike"}
-
-
-def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the prior that was chosen, and accuracy, balanced accuracy and recall per class for each of `SHARES`.
-
-    `balance` is the entry of the model's provenance. The result is None if the training classes were nearly balanced,
-    if their frequencies are not recorded, or if images may have several classes.
-    """
-    if balance is None or isinstance(evaluation, MultiEvaluation):
-        return None
-    counts, chosen = balance["counts"], balance["prior"]
-    if not is_imbalanced(counts) or len(counts) != evaluation.probabilities.shape[1]:
-        return None
-    points: dict[str, Any] = {"chosen": chosen}
-    priors: tuple[Literal["data", "uniform"], ...] = ("data", "uniform")
-    for prior in priors:
-        point = evaluation if prior == chosen else for_prior(evaluation, counts, prior)
-        rows = point.per_class().items()
-        points[prior] = {
-            "accuracy": point.accuracy,
-            "balanced_accuracy": point.balanced_accuracy,
-            "recall": {name: row["recall"] if row["support"] else None for name, row in rows},
-        }
-    return points
-
-
-def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["data", "uniform"]) -> Evaluation:
-    """Convert an evaluation from the other class prior to `prior` (Saerens et al. 2002, eq. 2.4).
-
-    The two priors are the class frequencies in training (`data`), given by the number of images of each class
-    (`counts`), and equal frequencies (`uniform`).
-    """
-    shift = np.log(np.maximum(counts, 1))
-    probabilities = empty_array(evaluation.probabilities.shape)
-    for rows in blocks(*probabilities.shape):
-        labels = evaluation.labels[rows]
-        logits = log_odds(evaluation.probabilities[rows], labels) + (shift if prior == "data" else -shift)
-        probabilities[rows] = to_probabilities(logits, labels)
-    return replace(evaluation, probabilities=probabilities)
 
 
 # Why a search may have missed images that the weights had seen, by the kinds of copies that it looked for.
@@ -246,7 +153,7 @@ def all_figures(
         evaluation: evaluation of all images.
         seen: the images that the weights had seen, as a mapping from path to role (train or val); None if there is no
             record.
-        provenance: provenance of the model, which records balancing, zero-shot templates and mixed weights.
+        provenance: provenance of the model, which records zero-shot templates.
         about: further entries of the file: how the predictions were computed (`Classifier.computation`), and which
             images of the run have changed (`Changes.to_dict`). None for none.
         doubt: why the weights may have seen more of the images than `seen` lists; empty if `seen` is complete. If
@@ -270,9 +177,6 @@ def all_figures(
         rest = without(evaluation, roles)
         numbers["with_seen"] = _main_figures(evaluation)
         numbers["without_seen"] = None if rest is None else _main_figures(rest)
-    points = None if counted is None else operating_points(counted, provenance.get(BALANCE))
-    if points is not None:
-        numbers["operating_points"] = points
     if templates := _zero_shot_templates(provenance):
         numbers["zero_shot"] = list(templates)
     return {**numbers, "headline": headline_of(numbers).to_dict()}
@@ -346,53 +250,31 @@ def describe(numbers: Mapping[str, Any]) -> str | None:
     )
 
 
-# --- Two models, or two ways to use a model, on the same images -----------------------------------------------
-
-# The difference of two accuracies depends only on the images that exactly one of the two models predicts correctly.
-# Therefore it is known more precisely than either accuracy. Its confidence interval is computed by
-# `intervals.mean_interval`, which adds an imaginary image that exactly one of the models predicts correctly. As a
-# result, the interval has a positive width even if the models never differ.
+# --- Several views of each image ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Gain:
-    """The difference between two accuracies on the same images."""
+def gain(first: Evaluation, second: Evaluation) -> dict[str, Any]:
+    """Compare two evaluations of the same images in the same order, as in evaluation.json.
 
-    mean: float  # accuracy of the second model minus that of the first model
-    interval: Interval  # 95 % confidence interval of the difference on an unlimited number of such images
-    gained: int  # images that only the second model predicts correctly
-    lost: int  # images that only the first model predicts correctly
+    The difference of two accuracies depends only on the images that exactly one of the two predicts correctly, so it is
+    known more precisely than either accuracy. The interval adds an imaginary image that exactly one of them predicts
+    correctly, so it has a positive width even if the two never differ.
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether the second model is significantly better, that is, whether the whole interval is above 0."""
-        return self.interval[0] > 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the gain in plain JSON types, as in evaluation.json."""
-        return {"accuracy": self.mean, "interval_95": list(self.interval), "gained": self.gained, "lost": self.lost}
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.4f} (95 %: {interval_text(self.interval)})"
-
-
-def gain(first: Evaluation, second: Evaluation, tests: int = 1) -> Gain:
-    """Compute the gain in accuracy of the second evaluation over the first, of the same images in the same order.
-
-    If there are several comparisons (`tests`), the interval is widened (Bonferroni): all their intervals contain the
-    true gains with a probability of 95 %, so that the best of them can be selected.
+    Returns:
+        `accuracy`, the accuracy of the second minus that of the first; `interval_95`, the 95 % confidence interval of
+        this difference on an unlimited number of such images; and `gained` and `lost`, the images that only the second
+        and only the first predicts correctly.
     """
     assert first.paths == second.paths
     before, after = first.is_correct, second.is_correct
-    units = Units.of_evaluation(first)
     scaled = (1.0 + after - before) / 2  # from -1, 0 or 1 to the range from 0 to 1 of `mean_interval`
-    low, high = mean_interval(scaled, 1.0, units, tests)
-    return Gain(
-        mean=float(2 * scaled.mean() - 1),
-        interval=(2 * low - 1, 2 * high - 1),
-        gained=int((after & ~before).sum()),
-        lost=int((before & ~after).sum()),
-    )
+    low, high = mean_interval(scaled, 1.0, Units.of_evaluation(first))
+    return {
+        "accuracy": float(2 * scaled.mean() - 1),
+        "interval_95": [2 * low - 1, 2 * high - 1],
+        "gained": int((after & ~before).sum()),
+        "lost": int((before & ~after).sum()),
+    }
 
 
 def tta_figures(
@@ -412,7 +294,7 @@ def tta_figures(
     before, after = unseen_part(plain, seen), unseen_part(averaged, seen)
     compared: dict[str, Any] = {"plain": None, "gain": None}
     if before is not None and after is not None:
-        compared = {"plain": before.summary(), "gain": gain(before, after).to_dict()}
+        compared = {"plain": before.summary(), "gain": gain(before, after)}
     return {
         "tta": {
             "views": view_names,

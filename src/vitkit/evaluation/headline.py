@@ -155,11 +155,6 @@ def _majority_of_folds(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"label": label, "accuracy": count / sum(fold.get("images", 0) for fold in numbers["folds"])}
 
 
-def _seen_count(numbers: Mapping[str, Any]) -> int:
-    # The number of images that the weights are known to have seen.
-    return int((numbers.get("seen") or {"images": 0})["images"])
-
-
 def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     # The most serious come first. A new kind needs an entry here and in `Kind`.
     is_train = numbers["split"] == "train"
@@ -169,7 +164,7 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         )
     if is_train:
         yield Caveat("trained_on", "training images: the figure says nothing about others")
-    elif seen := _seen_count(numbers):
+    elif seen := int((numbers.get("seen") or {"images": 0})["images"]):
         if numbers["without_seen"] is None:
             split = "" if numbers["split"] == "all" else f"{numbers['split']} "
             text = f"the weights had seen all {seen} {split}images"

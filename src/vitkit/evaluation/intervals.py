@@ -86,7 +86,7 @@ def intervals(evaluation: Evaluation) -> dict[str, Interval]:
     """
     units = Units.of_evaluation(evaluation)
     rows = metrics_of(evaluation.task.name, len(evaluation.classes))
-    return {metric.name: metric.bounds(evaluation, units) for metric in rows if metric.interval}
+    return {metric.name: bounds_of(metric.name, evaluation, units) for metric in rows if metric.has_interval}
 
 
 def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
@@ -125,15 +125,27 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     return bounds
 
 
-def accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `accuracy`, which is the exact match for several classes per image."""
-    return mean_interval(evaluation.is_correct.astype(np.float64), 1.0, units)
-
-
-def hamming_loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `hamming_loss`."""
-    is_same = evaluation.labels == evaluation.predicted
-    return mean_interval(1 - is_same.mean(axis=1), 1.0, units)
+def bounds_of(name: str, evaluation: Evaluation, units: Units) -> Interval:
+    """Return the 95 % confidence interval of a figure that has one (`registry.Metric.has_interval`)."""
+    match name:
+        case "accuracy":  # the exact match, if images may have several classes
+            return mean_interval(evaluation.is_correct.astype(np.float64), 1.0, units)
+        case "top5_accuracy":
+            return mean_interval(evaluation.is_among(5).astype(np.float64), 1.0, units)
+        case "hamming_loss":
+            is_same = evaluation.labels == evaluation.predicted
+            return mean_interval(1 - is_same.mean(axis=1), 1.0, units)
+        case "brier":
+            return mean_interval(evaluation.briers, MAX_BRIER, units)
+        case "balanced_accuracy":
+            return balanced_accuracy_bounds(evaluation, units)
+        case "macro_f1":
+            return macro_f1_bounds(evaluation, units)
+        case "ece":
+            return ece_bounds(evaluation, units)
+        case "loss":
+            return loss_bounds(evaluation, units)
+    raise ValueError(f"the figure {name!r} has no interval")
 
 
 def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
@@ -155,11 +167,6 @@ def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
         minimum = effect * mean * (1 - mean) * float((1 / images).sum()) / k**2  # if all recalls were equal
         ends.append(_quantile(mean, units.variance(influence, imagined, minimum), 1.0, is_upper=extreme > 0))
     return ends[0], ends[1]
-
-
-def brier_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `brier`."""
-    return mean_interval(evaluation.briers, MAX_BRIER, units)
 
 
 def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
@@ -185,11 +192,6 @@ def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
     return max(error - margin, 0.0), min(error + margin, 1.0)
 
 
-def top5_bounds(evaluation: Evaluation, units: Units) -> Interval:
-    """Return the 95 % confidence interval of `top5_accuracy`."""
-    return mean_interval(evaluation.is_among(5).astype(np.float64), 1.0, units)
-
-
 def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
     """Return the 95 % confidence interval of `loss`, the mean log loss.
 
@@ -211,12 +213,11 @@ def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
     return mean_interval(losses, maximum, units)
 
 
-def mean_interval(values: Floats, maximum: float, units: Units, tests: int = 1, factor: float = 1.0) -> Interval:
+def mean_interval(values: Floats, maximum: float, units: Units, factor: float = 1.0) -> Interval:
     """Return the 95 % confidence interval of the mean of `values` (n,), which lie between 0 and `maximum`.
 
-    For values of 0 and 1, this is the interval of Clopper and Pearson. With several `tests`, the interval is wider, so
-    that the intervals of all tests hold together with a probability of 95 %. The `factor` multiplies the variance
-    between units, if the mean also varies for other reasons.
+    For values of 0 and 1, this is the interval of Clopper and Pearson. The `factor` multiplies the variance between
+    units, if the mean also varies for other reasons.
     """
     ends = []
     weight = len(values) + units.imagined
@@ -224,7 +225,7 @@ def mean_interval(values: Floats, maximum: float, units: Units, tests: int = 1, 
         mean = (float(values.sum()) + units.imagined * extreme) / weight
         imagined = units.imagined * (extreme - mean) / weight
         variance = factor * units.variance((values - mean) / weight, imagined)
-        ends.append(_quantile(mean, variance, maximum, is_upper=extreme > 0, tail=TAIL / tests))
+        ends.append(_quantile(mean, variance, maximum, is_upper=extreme > 0))
     return ends[0], ends[1]
 
 
@@ -246,13 +247,9 @@ def macro_f1_bounds(evaluation: Evaluation, units: Units) -> Interval:
 def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *, is_upper: bool) -> float:
     k = len(classes)
     added = units.imagined / k  # images of the smoothing unit in each class
-
-    def index_in_classes(numbers: Ints) -> Ints:
-        # The index (n,) of each class number in the sorted `classes`; k for other classes.
-        index = np.searchsorted(classes, numbers)
-        return np.where(np.append(classes, -1)[index] == numbers, index, k)
-
-    true, guess = index_in_classes(labels), index_in_classes(predicted)
+    index_of = np.full(int(max(labels.max(), predicted.max())) + 1, k)  # in `classes`; k for other classes
+    index_of[classes] = np.arange(k)
+    true, guess = index_of[labels], index_of[predicted]  # (n,)
     is_correct = true == guess
     support, named, hits = (np.bincount(index, minlength=k + 1)[:k] for index in (true, guess, true[is_correct]))
     denominator = support + named + 2 * added
@@ -266,10 +263,10 @@ def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *,
     return _quantile(mean, units.variance(influence, imagined, minimum), 1.0, is_upper=is_upper)
 
 
-def _quantile(mean: float, variance: float, maximum: float, *, is_upper: bool, tail: float = TAIL) -> float:
+def _quantile(mean: float, variance: float, maximum: float, *, is_upper: bool) -> float:
     """Return an end of the interval: a quantile of the beta distribution on [0, maximum] with these moments."""
     p = mean / maximum if maximum else 0.0
     if p <= 0 or p >= 1 or variance <= 0:
         return mean
     size = max(p * (1 - p) / (variance / maximum**2) - 1, 1e-6)  # the sum of the distribution's two parameters
-    return float(betaincinv(p * size, (1 - p) * size, 1 - tail if is_upper else tail)) * maximum
+    return float(betaincinv(p * size, (1 - p) * size, 1 - TAIL if is_upper else TAIL)) * maximum

@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,57 +84,54 @@ class LabelNoise:
             labels: classes (n,), or class indicators (n, K).
             is_usable: whether the label of each image may be used to fit the parameters, (n,); None allows all.
         """
-        model_type = _SingleLabelModel if labels.ndim == 1 else _MultiLabelModel
         used = np.arange(len(labels)) if is_usable is None else np.flatnonzero(is_usable)
         usable_labels = labels[used]
         max_images = max(_MAX_FITTED // probabilities.shape[1], 1)  # enough for three parameters
         if len(used) > max_images:
             used = np.sort(np.random.default_rng(0).permutation(used)[:max_images])
-        model = model_type(probabilities[used], labels[used], usable_labels)
+        model = _Model(probabilities[used], labels[used], usable_labels)
         # Each fit starts from two points, because the cost can have several minima.
         plain, plain_cost = model.fit([(0.0, 0.0), (-2.0, 0.0)], is_noisy=False)
         noisy, noisy_cost = model.fit([(*plain, -4.0), (*plain, -1.5)], is_noisy=True)
         ratio = max(2 * (plain_cost - noisy_cost), 0.0)  # of the likelihoods, as twice the difference of logarithms
         # The fraction is at the boundary of its range, so the ratio is 0 half of the time (Self and Liang 1987).
         p = float(chdtrc(1, ratio)) / 2 if ratio else 1.0
-        return cls(p, *model_type(probabilities, labels, usable_labels).assess(np.array(noisy)))
+        return cls(p, *_Model(probabilities, labels, usable_labels).assess(np.array(noisy)))
 
 
-class _Model(ABC):
-    """The negative log-likelihood of labels and its gradient, for one task."""
+class _Model:
+    """The negative log-likelihood of labels and its gradient.
+
+    Labels are classes (n,), or class indicators (n, K), which are one binary decision per class.
+    """
 
     def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints, usable_labels: Ints) -> None:
-        self.probabilities, self.labels = probabilities, labels  # (n, K); classes (n,), or class indicators (n, K)
-        self.frequency = self._frequency(usable_labels)  # labels of test images have no influence
+        self.probabilities, self.labels, self.is_multi = probabilities, labels, labels.ndim == 2
+        classes = probabilities.shape[1]
+        # The frequency of each class, (K,), smoothed so that it is never 0 or 1. Labels of test images do not count.
+        if self.is_multi:
+            self.frequency = (usable_labels.sum(axis=0).astype(np.float64) + 0.5) / (len(usable_labels) + 1.0)
+        else:
+            counts = np.bincount(usable_labels, minlength=classes).astype(np.float64)
+            self.frequency = (counts + 0.5) / (len(usable_labels) + 0.5 * classes)
         self.prior = self._logits(self.frequency)  # (K,)
 
-    @abstractmethod
-    def _frequency(self, labels: Ints) -> Floats:
-        """Return the frequency of each class, (K,), smoothed so that it is never 0 or 1."""
-
-    @abstractmethod
     def _logits(self, p: Floats) -> Floats:
-        """Convert probabilities to logits."""
+        return np.asarray(logit(np.clip(p, _TINY, 1 - _TINY)) if self.is_multi else np.log(np.maximum(p, _TINY)))
 
-    @abstractmethod
-    def _probabilities(self, logits: Floats) -> Floats:
-        """Convert logits (n, K) to probabilities."""
+    def _calibrated(self, rows: slice, parameters: Floats) -> tuple[Floats, Floats]:
+        # The calibrated probabilities and the logits before calibration, both (rows, K).
+        z = self._logits(self.probabilities[rows].astype(np.float64))
+        logits = np.exp(parameters[0]) * z + parameters[1] * self.prior
+        return np.asarray(expit(logits) if self.is_multi else softmax(logits, axis=1)), z
 
-    @abstractmethod
     def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
-        """Return two probabilities of each label: according to the classifier, and if all labels were random."""
-
-    @abstractmethod
-    def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:
-        """Return `LabelNoise.suggested` and `LabelNoise.doubt` for the images of a slice."""
-
-    @abstractmethod
-    def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:
-        """Return the derivatives of the cost with respect to the scale of the logits and the weight of the prior.
-
-        `z` are the logits before calibration and `calibrated` the calibrated probabilities, both (rows, K). `label` is
-        the calibrated probability of each label, and `slope` the derivative of the cost with respect to its logarithm.
-        """
+        # Two probabilities of each label: according to the classifier, and if all labels were random.
+        labels = self.labels[rows]
+        if self.is_multi:
+            has = labels == 1
+            return np.where(has, calibrated, 1 - calibrated), np.where(has, self.frequency, 1 - self.frequency)
+        return calibrated[np.arange(len(labels)), labels], 1 / calibrated.shape[1]
 
     def fit(self, starts: list[tuple[float, ...]], *, is_noisy: bool) -> tuple[tuple[float, ...], float]:
         """Minimise the cost from several starting points, and return the best parameters and their cost.
@@ -153,9 +149,16 @@ class _Model(ABC):
                 label, at_random = self._label(calibrated, rows)
                 mixed = np.maximum((1 - fraction) * label + fraction * at_random, 1e-300)
                 value -= float(np.log(mixed).sum())
-                by_scale, by_prior = self._slopes(-(1 - fraction) * label / mixed, z, calibrated, label, rows)
-                gradient[0] += scale * by_scale
-                gradient[1] += by_prior
+                slope, labels = -(1 - fraction) * label / mixed, self.labels[rows]  # by the logarithm of `label`
+                if self.is_multi:
+                    by_logit = slope * (1 - label) * np.where(labels == 1, 1.0, -1.0)
+                    by_scale, by_prior = (by_logit * z).sum(), (by_logit * self.prior).sum()
+                else:
+                    z_of_label = z[np.arange(len(z)), labels]
+                    by_scale = (slope * (z_of_label - (calibrated * z).sum(axis=1))).sum()
+                    by_prior = (slope * (self.prior[labels] - calibrated @ self.prior)).sum()
+                gradient[0] += scale * float(by_scale)
+                gradient[1] += float(by_prior)
                 gradient[2] -= float(((at_random - label) / mixed).sum()) * fraction * (1 - fraction)
             return value, gradient[: len(parameters)]
 
@@ -175,70 +178,14 @@ class _Model(ABC):
             # Bayes' theorem: the probability that the label is random and differs from the one that it replaced.
             mixed = np.maximum((1 - fraction) * label + fraction * at_random, _TINY)
             wrong[rows] = fraction * at_random * (1 - label) / mixed
-            suggested[rows], doubt[rows] = self._suggest(calibrated, label, rows)
+            if self.is_multi:
+                suggested[rows], doubt[rows] = calibrated > 0.5, 1 - 2 * label
+            else:
+                row = np.arange(len(calibrated))
+                calibrated[row, self.labels[rows]] = -1.0  # so that the label is not suggested
+                suggested[rows] = calibrated.argmax(axis=1)
+                doubt[rows] = calibrated[row, suggested[rows]] - label
         return wrong, suggested, doubt
-
-    def _calibrated(self, rows: slice, parameters: Floats) -> tuple[Floats, Floats]:
-        # The calibrated probabilities and the logits before calibration, both (rows, K).
-        z = self._logits(self.probabilities[rows].astype(np.float64))
-        return self._probabilities(np.exp(parameters[0]) * z + parameters[1] * self.prior), z
-
-
-class _SingleLabelModel(_Model):
-    """Model of labels (n,), one class per image."""
-
-    def _frequency(self, labels: Ints) -> Floats:
-        classes = self.probabilities.shape[1]
-        counts = np.bincount(labels, minlength=classes).astype(np.float64)
-        frequency: Floats = (counts + 0.5) / (len(labels) + 0.5 * classes)
-        return frequency
-
-    def _logits(self, p: Floats) -> Floats:
-        return np.log(np.maximum(p, _TINY))
-
-    def _probabilities(self, logits: Floats) -> Floats:
-        return np.asarray(softmax(logits, axis=1))
-
-    def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
-        labels = self.labels[rows]
-        return calibrated[np.arange(len(labels)), labels], 1 / calibrated.shape[1]
-
-    def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:
-        row = np.arange(len(calibrated))
-        calibrated[row, self.labels[rows]] = -1.0  # so that the label is not suggested
-        suggested = calibrated.argmax(axis=1)
-        return suggested, calibrated[row, suggested] - label
-
-    def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:  # noqa: ARG002
-        labels = self.labels[rows]
-        z_of_label = z[np.arange(len(z)), labels]
-        by_scale = float((slope * (z_of_label - (calibrated * z).sum(axis=1))).sum())
-        return by_scale, float((slope * (self.prior[labels] - calibrated @ self.prior)).sum())
-
-
-class _MultiLabelModel(_Model):
-    """Model of labels (n, K), one decision per class."""
-
-    def _frequency(self, labels: Ints) -> Floats:
-        frequency: Floats = (labels.sum(axis=0).astype(np.float64) + 0.5) / (len(labels) + 1.0)
-        return frequency
-
-    def _logits(self, p: Floats) -> Floats:
-        return np.asarray(logit(np.clip(p, _TINY, 1 - _TINY)))
-
-    def _probabilities(self, logits: Floats) -> Floats:
-        return np.asarray(expit(logits))
-
-    def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
-        has = self.labels[rows] == 1
-        return np.where(has, calibrated, 1 - calibrated), np.where(has, self.frequency, 1 - self.frequency)
-
-    def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:  # noqa: ARG002
-        return (calibrated > 0.5).astype(np.int64), 1 - 2 * label
-
-    def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:  # noqa: ARG002
-        by_logit = slope * (1 - label) * np.where(self.labels[rows] == 1, 1.0, -1.0)
-        return float((by_logit * z).sum()), float((by_logit * self.prior).sum())
 
 
 def find_suspects(

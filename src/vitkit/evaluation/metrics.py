@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vitkit.data.table import MULTI_LABEL, NO_THRESHOLD, SINGLE_LABEL, Task
 from vitkit.evaluation import registry
-from vitkit.evaluation.calibration import Reliability, blocks, confidence_at
+from vitkit.evaluation.calibration import Reliability, blocks
 from vitkit.text.cells import JOINT
 
 Ints = npt.NDArray[np.int64]
@@ -145,12 +145,12 @@ class Evaluation:
     @cached_property
     def reliability(self) -> Reliability:
         """Accuracy as a function of confidence."""
-        return Reliability.of_confidence(self.confidence, self.is_correct)
+        return Reliability.of(self.confidence, self.is_correct)
 
     @cached_property
     def reliability_untempered(self) -> Reliability:
         """Accuracy as a function of the confidence at temperature 1."""
-        return Reliability.of_confidence(self.confidence_untempered, self.is_correct)
+        return Reliability.of(self.confidence_untempered, self.is_correct)
 
     @cached_property
     def confidence(self) -> npt.NDArray[np.float64]:
@@ -160,7 +160,13 @@ class Evaluation:
     @cached_property
     def confidence_untempered(self) -> npt.NDArray[np.float64]:
         """Highest probability of each image at temperature 1, (n,)."""
-        return self.confidence if self.temperature == 1 else confidence_at(self.probabilities, self.temperature)
+        if self.temperature == 1:
+            return self.confidence
+        highest = np.empty(len(self.probabilities))
+        for rows in blocks(*self.probabilities.shape):
+            part = np.maximum(self.probabilities[rows].astype(np.float64), np.finfo(np.float32).tiny)
+            highest[rows] = 1 / ((part / part.max(axis=1, keepdims=True)) ** self.temperature).sum(axis=1)
+        return highest
 
     @cached_property
     def curves(self) -> dict[int, ClassCurves]:
@@ -463,21 +469,3 @@ def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
         candidates = ((values[:-1] + values[1:]) / 2)[f1 >= f1.max() - 1e-12]  # up to rounding, equally good
         thresholds.append(float(candidates[np.argmin(np.abs(candidates - 0.5))]))
     return tuple(thresholds)
-
-
-def cross_fitted(evaluation: MultiEvaluation, folds: int = 5, seed: int = 0) -> dict[str, float | None]:
-    """Return the figures that depend on thresholds, with thresholds chosen by cross-validation.
-
-    The classifier's own thresholds were chosen on these images. Here, those of each fold are chosen on the other folds,
-    so that no image is tested with thresholds chosen on it.
-    """
-    fold_of = np.random.default_rng(seed).permutation(len(evaluation.labels)) % folds
-    predicted = np.zeros_like(evaluation.labels)
-    for fold in range(folds):
-        others = fold_of != fold
-        thresholds = best_thresholds(evaluation.labels[others], evaluation.probabilities[others])
-        predicted[~others] = evaluation.probabilities[~others] >= np.array(thresholds)
-    # With probabilities of 0 and 1, each threshold of 0.5 gives these predictions again.
-    thresholds = (0.5,) * len(evaluation.classes)
-    summary = replace(evaluation, probabilities=predicted.astype(np.float32), thresholds=thresholds).summary()
-    return {key: summary[key] for key in ("accuracy", "micro_f1", "macro_f1", "hamming_loss", "balanced_accuracy")}

@@ -1,14 +1,13 @@
 """The registry of the figures (metrics) of an evaluation. Importing this module loads neither numpy nor torch.
 
-To add a figure, write a function and add a row. `vitkit eval`, evaluation.json and the pages show the figures in the
-order of the rows.
+To add a figure, write a property of `Evaluation` and add a row. `vitkit eval`, evaluation.json and the pages show the
+figures in the order of the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -24,46 +23,24 @@ from vitkit.text.arguments import is_number, type_of
 class Metric:
     """A figure of merit of a classifier."""
 
-    name: str  # key in evaluation.json and in printed output
+    name: str  # of the property of evaluations; key in evaluation.json and in printed output
     title: str  # on pages
-    module: str = ""  # its function `name` takes an evaluation; if empty, the evaluation has a property of this name
-    interval: str = ""  # name of the function (evaluation, units) that returns the confidence interval, if there is one
-    interval_module: str = "vitkit.evaluation.intervals"  # module of the function `interval`
+    has_interval: bool = False  # whether `intervals.bounds_of` computes a confidence interval
     tasks: tuple[TaskName, ...] = tuple(TASKS)  # that the figure applies to
     min_classes: int = 1  # for which the figure is meaningful; with fewer, it is left out
-    function: Callable[[Any, Any], float] | None = None  # in place of `module`: that of a user (`register_metric`)
+    function: Callable[[Any, Any], float] | None = None  # in place of the property: that of a user (`register_metric`)
 
     def of(self, evaluation: Any) -> float | None:
         """Compute the figure of an evaluation; None if the figure is undefined."""
-        if self.function is not None:
-            labels = evaluation.labels if hasattr(evaluation, "labels") else evaluation.targets
+        if self.function is None:
+            value = getattr(evaluation, self.name)
+        else:
             try:
-                value = float(self.function(labels, evaluation.probabilities))
+                value = float(self.function(evaluation.labels, evaluation.probabilities))
             except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
                 message = f"the metric {self.name} fails: {type(error).__name__}: {error}"
                 raise VitkitError("evaluation.metric-failed", message) from error
-        elif self.module:
-            compute: Callable[[object], float] = getattr(import_module(self.module), self.name)
-            value = compute(evaluation)
-        else:
-            value = getattr(evaluation, self.name)
         return None if isnan(value) else value
-
-    def bounds(self, evaluation: object, units: object) -> tuple[float, float]:
-        """Compute the 95 % confidence interval of the figure; `units` are `intervals.Units`."""
-        compute: Callable[..., tuple[float, float]] = getattr(import_module(self.interval_module), self.interval)
-        return compute(evaluation, units)
-
-
-METRICS: dict[TaskName, dict[str, Metric]] = {task: {} for task in TASKS}
-
-
-def register(metric: Metric) -> None:
-    """Register a figure for every task that it applies to."""
-    for task in metric.tasks:
-        if metric.name in METRICS[task]:
-            raise ValueError(f"there is a figure {metric.name!r} already")
-        METRICS[task][metric.name] = metric
 
 
 def register_metric(name: str, function: Callable[[Any, Any], float], *, several_classes: bool = False) -> None:
@@ -129,19 +106,21 @@ def read_figures(file: Path) -> dict[str, Any]:
     return figures
 
 
-for _row in (
-    Metric("accuracy", "accuracy", interval="accuracy_bounds"),
+_ROWS = (
+    Metric("accuracy", "accuracy", has_interval=True),
     Metric("mean_average_precision", "mAP", tasks=("multi",)),
     Metric("micro_f1", "micro F1", tasks=("multi",)),
-    Metric("balanced_accuracy", "balanced accuracy", interval="balanced_accuracy_bounds", tasks=("single",)),
-    Metric("macro_f1", "macro F1", interval="macro_f1_bounds", tasks=("single",)),
+    Metric("balanced_accuracy", "balanced accuracy", has_interval=True, tasks=("single",)),
+    Metric("macro_f1", "macro F1", has_interval=True, tasks=("single",)),
     Metric("macro_f1", "macro F1", tasks=("multi",)),
-    Metric("hamming_loss", "Hamming loss", interval="hamming_loss_bounds", tasks=("multi",)),
+    Metric("hamming_loss", "Hamming loss", has_interval=True, tasks=("multi",)),
     Metric("balanced_accuracy", "balanced accuracy", tasks=("multi",)),
-    Metric("loss", "log loss", interval="loss_bounds", tasks=("single",)),
+    Metric("loss", "log loss", has_interval=True, tasks=("single",)),
     Metric("loss", "log loss", tasks=("multi",)),
-    Metric("ece", "calibration error (ECE)", interval="ece_bounds", tasks=("single",)),
-    Metric("brier", "Brier score", interval="brier_bounds", tasks=("single",)),
-    Metric("top5_accuracy", "top-5 accuracy", interval="top5_bounds", tasks=("single",), min_classes=6),
-):
-    register(_row)
+    Metric("ece", "calibration error (ECE)", has_interval=True, tasks=("single",)),
+    Metric("brier", "Brier score", has_interval=True, tasks=("single",)),
+    Metric("top5_accuracy", "top-5 accuracy", has_interval=True, tasks=("single",), min_classes=6),
+)
+METRICS: dict[TaskName, dict[str, Metric]] = {
+    task: {metric.name: metric for metric in _ROWS if task in metric.tasks} for task in TASKS
+}

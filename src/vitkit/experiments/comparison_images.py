@@ -240,7 +240,8 @@ def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
     classifier = load(model, use="training")
     recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
     diagnosis = examine(table, classifier.preprocess)
-    split_images = assign_splits(RunImages.of(diagnosis), recipe, ancestry_of(recipe, classifier.pictures, None))
+    run_images = RunImages(diagnosis.table, diagnosis.facts, diagnosis.twins)
+    split_images = assign_splits(run_images, recipe, ancestry_of(recipe, classifier.pictures, None))
     test_images = before_training([(public_path(model), split_images)])
     left_out = test_images.left_out if test_images.remaining else ()
     images = split_images.images.take(

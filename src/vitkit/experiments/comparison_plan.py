@@ -124,7 +124,8 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
         request, left_out = without_vit_fields(recipe)
         notes += [f"{label}: {reason}" for reason in left_out]
         with prefix_errors(name):
-            start = prepared(request).release_weights()
+            start = prepared(request)
+            start.blueprint = replace(start.blueprint, weights=None, plan=None)  # they would stay in memory
             check_weights_name(start)
             unused = without_effect(start.recipe, request)
         if arguments["stress"]:

@@ -15,24 +15,17 @@ from vitkit.system import lazily
 # No module has the name of a function, because the module would hide the function once it is imported.
 if TYPE_CHECKING:
     from vitkit.explanation.attention import attention_layers, attention_maps as attention_maps, copy_with_attention
-    from vitkit.explanation.attention import exact_matrix, find_artefacts as find_artefacts, head_maps as head_maps
-    from vitkit.explanation.attention import head_token_weights, last_attention as last_attention
-    from vitkit.explanation.attention import mask_artefacts as mask_artefacts, patch_attention, rollout as rollout
-    from vitkit.explanation.attention import rollout_matrix as rollout_matrix, token_norms as token_norms
+    from vitkit.explanation.attention import exact_matrix, head_maps as head_maps, head_token_weights
+    from vitkit.explanation.attention import last_attention as last_attention, patch_attention, rollout as rollout
     from vitkit.explanation.attention import unwrap_compiled
-    from vitkit.explanation.class_maps import cover, find_targets, grad_cam as grad_cam, square_masks
-    from vitkit.explanation.class_maps import gradient_attention as gradient_attention
+    from vitkit.explanation.class_maps import cover, find_targets, grad_cam as grad_cam
     from vitkit.explanation.class_maps import gradient_rollout as gradient_rollout, occlusion as occlusion
     from vitkit.explanation.draw import interpolate_map, picture_to_png
     from vitkit.explanation.explanation import Explainable, Explanation as Explanation, can_explain as can_explain
     from vitkit.explanation.explanation import choose_methods, explain, explain_classes, find_class
-    from vitkit.explanation.explanation import worst_mistakes_page as worst_mistakes_page
-    from vitkit.explanation.methods import HEADS, METHODS as METHODS, by_layer as by_layer
-    from vitkit.explanation.methods import class_specific as class_specific, method_names, methods_for
-    from vitkit.explanation.model_analysis import attention_distance as attention_distance
-    from vitkit.explanation.model_analysis import attention_entropy as attention_entropy, by_head
+    from vitkit.explanation.methods import HEADS, METHODS as METHODS, by_layer as by_layer, method_names, methods_for
+    from vitkit.explanation.model_analysis import attention_distance as attention_distance, by_head
     from vitkit.explanation.model_analysis import filter_components as filter_components, filters
-    from vitkit.explanation.model_analysis import layer_similarity as layer_similarity, linear_cka as linear_cka
     from vitkit.explanation.model_analysis import norms_by_layer as norms_by_layer, position_grid
     from vitkit.explanation.model_analysis import position_similarity as position_similarity, uniform_distance
 else:

@@ -5,8 +5,7 @@ each layer. A copy of the model that shares its weights computes it (`copy_with_
 Rollout (arXiv 2005.00928; the paper's Figure 6, app. D.8) follows attention through all layers to the patches.
 
 Some large models store global information in a few patches, whose tokens then have very large norms (arXiv
-2309.16588). These artefacts are bright in attention maps although the image shows nothing there. `find_artefacts`
-detects the artefacts, and `mask_artefacts` replaces their values. Models with register tokens do not have artefacts.
+2309.16588). These artefacts are bright in attention maps although the image shows nothing there.
 
 Shapes: B batch, H heads, N tokens, h x w patch grid.
 """
@@ -14,10 +13,9 @@ Shapes: B batch, H heads, N tokens, h x w patch grid.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
@@ -27,7 +25,6 @@ from vitkit.model.variants import MAPS, check, unsupported_reason
 from vitkit.model.vit import Attention, VisionTransformer
 
 M = TypeVar("M", bound=nn.Module)
-Fusion = Literal["mean", "max", "min"] | int  # how the heads are combined; a number selects one head
 
 
 def unwrap_compiled(model: nn.Module) -> VisionTransformer:
@@ -182,63 +179,39 @@ def attention_maps(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
     return maps(x)
 
 
-def _maps_of_layer(model: nn.Module, images: Tensor, layer: int) -> Tensor:
-    """Return the attention matrices (B, H, N, N) of one layer."""
-    config = unwrap_compiled(model).config
-    for number, attention in zip(attention_layers(config), attention_maps(model, images), strict=False):
-        if number == find_layer(config, layer):
-            return attention
-    raise AssertionError("find_layer returned a layer without attention")
-
-
 def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
     """Return each head's attention to each patch in one layer: (B, H, h, w), not normalised.
 
     This is the attention of the class token. If the classification head reads other tokens, it is the average of their
-    attention with the weights of `head_token_weights`. Arguments as in `last_attention`.
-
-    Raises:
-        VitkitError: there is no such layer, or it has no attention.
-    """
-    config = unwrap_compiled(model).config
-    return to_grid(average_rows_of_head(_maps_of_layer(model, images, layer), config), config)
-
-
-def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fusion = "mean") -> Tensor:
-    """Return the attention to each patch in one layer, with heads combined: (B, h, w), not normalised.
+    attention with the weights of `head_token_weights`.
 
     Args:
         model: see `attention_maps`.
         images: (B, C, height, width), preprocessed.
         layer: the index of the layer, as in `find_layer`.
-        fusion: the mean, maximum or minimum over heads, entry by entry, or the number of one head.
 
     Raises:
-        VitkitError: there is no such layer or head, or the layer has no attention.
+        VitkitError: there is no such layer, or it has no attention.
     """
     config = unwrap_compiled(model).config
-    check_fusion(config, fusion)
-    return to_grid(average_rows_of_head(fuse(_maps_of_layer(model, images, layer), fusion), config), config)
+    for number, attention in zip(attention_layers(config), attention_maps(model, images), strict=False):
+        if number == find_layer(config, layer):
+            return to_grid(average_rows_of_head(attention, config), config)
+    raise AssertionError("find_layer returned a layer without attention")
+
+
+def last_attention(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
+    """Return the attention to each patch in one layer, averaged over heads: (B, h, w), not normalised.
+
+    Arguments and errors are those of `head_maps`.
+    """
+    return head_maps(model, images, layer).mean(dim=1)
 
 
 def average_rows_of_head(attention: Tensor, config: ViTConfig) -> Tensor:
     """Average the rows of the tokens that the head reads (`head_token_weights`): (..., N, N) -> (..., N)."""
     with torch.autocast(attention.device.type, enabled=False):
         return head_token_weights(config).to(attention) @ attention
-
-
-def check_fusion(config: ViTConfig, fusion: Fusion) -> None:
-    """Raise a `VitkitError` unless `fusion` is mean, max, min or the number of a head."""
-    if fusion not in ("mean", "max", "min") and not (type(fusion) is int and 0 <= fusion < config.heads):
-        text = f"fusion must be mean, max, min or a head from 0 to {config.heads - 1}, not {fusion!r}"
-        raise VitkitError("explanation.fusion-unknown", text)
-
-
-def fuse(attention: Tensor, fusion: Fusion) -> Tensor:
-    """Combine the heads into one matrix: (B, H, N, N) -> (B, N, N)."""
-    if isinstance(fusion, int):
-        return attention[:, fusion]
-    return attention.mean(dim=1) if fusion == "mean" else getattr(attention, f"a{fusion}")(dim=1)
 
 
 def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> Tensor:
@@ -260,126 +233,29 @@ def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> 
     return torch.stack(maps)
 
 
-def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
+def rollout(model: nn.Module, images: Tensor) -> Tensor:
     """Follow attention through all layers to the patches (arXiv 2005.00928; the paper's app. D.8): (B, h, w).
 
-    This is the row of the class token in `rollout_matrix`, which has the same arguments, for the patches only. If the
-    classification head reads other tokens, it is the average of their rows with the weights of `head_token_weights`.
-    The result is the same for every class. Its sum is less than 1 if prefix tokens receive some of the attention.
+    The attention matrices of all layers, averaged over heads, are multiplied. The identity is added to each matrix for
+    the residual connection, and rows are renormalised to sum to 1. Convolutional layers count as the identity.
 
-    Raises:
-        VitkitError: `fusion` or `discard` is invalid, or no layer has attention.
-    """
-    config = unwrap_compiled(model).config
-    return to_grid(average_rows_of_head(rollout_matrix(model, images, fusion=fusion, discard=discard), config), config)
-
-
-def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
-    """Return the product of the attention matrices of all layers, with heads combined.
-
-    The identity is added to each matrix for the residual connection, and rows are renormalised to sum to 1.
-    Convolutional layers count as the identity.
+    The result is the row of the class token in the product, for the patches only. If the classification head reads
+    other tokens, it is the average of their rows with the weights of `head_token_weights`. It is the same for every
+    class. Its sum is less than 1 if prefix tokens receive some of the attention.
 
     Args:
         model: see `attention_maps`.
         images: (B, C, height, width), preprocessed.
-        fusion: the mean, maximum or minimum over heads, entry by entry, or the number of one head.
-        discard: the fraction of the entries for patches that is set to 0 in each combined matrix, the smallest entries
-            first. Entries for prefix tokens are kept, because the class token may receive information through these
-            tokens.
-
-    Returns:
-        (B, N, N) float32, each row summing to 1.
 
     Raises:
-        VitkitError: `fusion` or `discard` is invalid, or no layer has attention.
+        VitkitError: no layer has attention.
     """
     config = unwrap_compiled(model).config
-    check_fusion(config, fusion)
-    if not 0.0 <= discard < 1.0:
-        text = f"discard must be in [0, 1), the fraction of entries to leave out, not {discard}"
-        raise VitkitError("explanation.discard-outside", text)
-    product: Tensor | None = None
+    product = torch.eye(config.tokens, device=next(model.parameters()).device)  # (N, N), then (B, N, N)
     for attention in attention_maps(model, images):
-        fused = fuse(attention, fusion)
-        to_prefix, to_patches = torch.split(fused, [config.prefix_tokens, config.patches], dim=-1)
-        entries = to_patches.flatten(1)  # (B, N * h*w)
-        if number := int(discard * entries.shape[1]):
-            smallest = entries.topk(number, largest=False, sorted=False).indices
-            fused = torch.cat([to_prefix, entries.scatter(1, smallest, 0.0).view_as(to_patches)], dim=-1)
-        product = extend_rollout(fused, product)
-    assert product is not None
-    return product
-
-
-def maps_by_layer(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the maps of the heads, (layers, H, h, w), and the rollout up to each layer, (layers, h, w), of one image.
-
-    The image (1, C, height, width) is preprocessed. Layers without attention are left out.
-    """
-    config = unwrap_compiled(model).config
-    maps, rollouts, product = [], [], None
-    for attention in attention_maps(model, images):
-        maps.append(to_grid(average_rows_of_head(attention, config), config))
-        product = extend_rollout(attention.mean(dim=1), product)
-        rollouts.append(to_grid(average_rows_of_head(product, config), config))
-    return torch.cat(maps), torch.cat(rollouts)
-
-
-def extend_rollout(fused: Tensor, product: Tensor | None) -> Tensor:
-    """Return the rollout up to a layer, (B, N, N) float32, each row of which sums to 1.
-
-    `product` is the rollout up to the previous layer, or None at the first one. `fused`, the attention of the layer
-    with heads combined, (B, N, N), is modified in place.
-    """
-    fused.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    fused.div_(fused.sum(dim=-1, keepdim=True))
-    with torch.autocast(fused.device.type, enabled=False):
-        return fused if product is None else fused @ product
-
-
-@torch.no_grad()
-def token_norms(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the norm of each patch after the last layer, before the final normalisation: (B, h, w) float32.
-
-    The images are (B, C, height, width), preprocessed.
-    """
-    model = unwrap_compiled(model)
-    copied = copy_with_attention(model, Attention)
-    tokens = copied.encode(copied.embed(images.to(model.patch_embed.proj.weight)))  # (B, N, D)
-    return to_grid(tokens.float().norm(dim=-1), model.config)
-
-
-def find_artefacts(norms: Tensor, factor: float = 3.0) -> Tensor:
-    """Flag patches (B, h, w) whose norm is above `factor` times the median norm of the image's patches.
-
-    Raises:
-        VitkitError: `factor` is not above 1.
-    """
-    if not factor > 1.0:
-        text = f"factor, a multiple of the median norm, must be above 1, not {factor}"
-        raise VitkitError("explanation.factor-outside", text)
-    return norms > factor * norms.flatten(1).median(dim=1).values[:, None, None]
-
-
-def mask_artefacts(maps: Tensor, artefacts: Tensor) -> Tensor:
-    """Replace the values of flagged patches in maps by the mean of their unflagged neighbours.
-
-    Groups of flagged patches are filled from the edge inwards. Images in which all patches are flagged are not changed.
-
-    Args:
-        maps: (B, h, w) or (B, H, h, w).
-        artefacts: whether each patch is flagged, (B, h, w).
-    """
-    values = maps if maps.ndim == 4 else maps[:, None]  # (B, H, h, w)
-    known = ~artefacts[:, None] | artefacts.flatten(1).all(dim=1)[:, None, None, None]  # (B, 1, h, w)
-    while not bool(known.all()):
-        known_fraction = _neighbourhood_mean(known.to(values))
-        filled = _neighbourhood_mean(values * known) / known_fraction.clamp_min(torch.finfo(values.dtype).tiny)
-        values, known = torch.where(known, values, filled), known | (known_fraction > 0)
-    return values.view_as(maps)
-
-
-def _neighbourhood_mean(x: Tensor) -> Tensor:
-    """Average each 3 x 3 neighbourhood. Positions outside the grid count as 0."""
-    return F.avg_pool2d(x, 3, stride=1, padding=1)
+        mean = attention.mean(dim=1)
+        mean.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        mean.div_(mean.sum(dim=-1, keepdim=True))
+        with torch.autocast(mean.device.type, enabled=False):
+            product = mean @ product
+    return to_grid(average_rows_of_head(product, config), config)

@@ -18,7 +18,7 @@ positions of the covering square.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ from vitkit.explanation.attention import (
     attention_layers,
     copy_with_attention,
     exact_matrix,
-    find_layer,
     head_token_weights,
     prepare,
     to_grid,
@@ -38,6 +37,7 @@ from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.network import Network
 from vitkit.model.vit import Attention, VisionTransformer
 
+_AT_A_TIME = 32  # covered images in a forward pass
 Target = Tensor | int | None  # a class for each image, or one for all images; None is the predicted class
 
 
@@ -73,29 +73,23 @@ def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) ->
     Raises:
         VitkitError: there is no such class, the model has no head, or no layer has attention.
     """
-    config = unwrap_compiled(model).config
+    _check_head(unwrap_compiled(model).config)
+    copied, inputs = _forward(model, images)
+    # The gradient of each image's target logit with respect to the last layer's output, (B, N, D).
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        tokens = inputs.pop().requires_grad_()
+        logits = copied.forward_head(copied.norm(tokens))  # (B, K)
+        targets = find_targets(copied.config, target, logits).clone()  # they may have been created in inference mode
+        gradient = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), tokens)[0]
     # Only one row of R is needed, so it is computed from the last layer to the first.
-    row = head_token_weights(config).to(images.device)  # (N,), then (B, N)
-    for _, relevance in _relevances(model, images, target):
-        row = row.to(relevance)
-        row = row + _row_times_matrix(row, relevance)
-    return to_grid(row, config)
-
-
-def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, layer: int = -1) -> Tensor:
-    """Return the attention to each patch in one layer, weighted by its effect on a class: (B, h, w).
-
-    The map ignores that earlier layers mix information between tokens. This matters most with mean pooling. Arguments
-    as in `gradient_rollout` and `attention.last_attention`.
-
-    Raises:
-        VitkitError: there is no such class or layer, the model has no head, or the layer has no attention.
-    """
-    config = unwrap_compiled(model).config
-    for number, relevance in _relevances(model, images, target):
-        if number == find_layer(config, layer):
-            return to_grid(_row_times_matrix(head_token_weights(config).to(relevance), relevance), config)
-    raise AssertionError("find_layer returned a layer without attention")
+    row = head_token_weights(copied.config).to(gradient.device)  # (N,), then (B, N)
+    for layer in range(copied.config.layers - 1, attention_layers(copied.config)[0] - 1, -1):
+        relevance, gradient = _backward_layer(copied, layer, inputs.pop(), gradient)
+        if relevance is not None:
+            with torch.autocast(relevance.device.type, enabled=False):
+                row = row.to(relevance)
+                row = row + (row.unsqueeze(-2) @ relevance).squeeze(-2)
+    return to_grid(row, copied.config)
 
 
 def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
@@ -124,23 +118,6 @@ def _check_head(config: Config) -> None:
         raise VitkitError("explanation.head-missing", text)
 
 
-def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tuple[int, Tensor]]:
-    """Yield the index and the relevance (B, N, N) of each layer with attention, from last to first."""
-    _check_head(unwrap_compiled(model).config)
-    copied, inputs = _forward(model, images)
-    # The gradient of each image's target logit with respect to the last layer's output, (B, N, D).
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        tokens = inputs.pop().requires_grad_()
-        logits = copied.forward_head(copied.norm(tokens))  # (B, K)
-        targets = find_targets(copied.config, target, logits).clone()  # they may have been created in inference mode
-        gradient = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), tokens)[0]
-    lowest = attention_layers(copied.config)[0]
-    for layer in range(copied.config.layers - 1, lowest - 1, -1):
-        relevance, gradient = _backward_layer(copied, layer, inputs.pop(), gradient)
-        if relevance is not None:
-            yield layer, relevance
-
-
 @torch.inference_mode(mode=False)  # autograd refuses tensors that were created in inference mode
 @torch.no_grad()
 def _forward(model: nn.Module, images: Tensor) -> tuple[VisionTransformer, list[Tensor]]:
@@ -165,12 +142,6 @@ def _backward_layer(model: VisionTransformer, layer: int, x: Tensor, gradient: T
     del attention.last_matrix
     matrix_gradient, input_gradient = torch.autograd.grad(output, (matrix, x), gradient)
     return matrix_gradient.mul_(matrix.detach()).relu_().mean(dim=1), input_gradient
-
-
-def _row_times_matrix(row: Tensor, relevance: Tensor) -> Tensor:
-    """Multiply a row (N,) or (B, N) by matrices (B, N, N) in float32: (B, N)."""
-    with torch.autocast(relevance.device.type, enabled=False):
-        return (row.unsqueeze(-2) @ relevance).squeeze(-2)
 
 
 @torch.inference_mode(mode=False)  # autograd refuses tensors that were created in inference mode
@@ -220,38 +191,26 @@ def check_feature_map(model: Network) -> None:
 
 
 @torch.no_grad()
-def occlusion(
-    model: nn.Module,
-    images: Tensor,
-    target: Target = None,
-    *,
-    square: int = 3,
-    stride: int = 1,
-    fill: float = 0.0,
-    batch_size: int = 32,
-) -> Tensor:
+def occlusion(model: nn.Module, images: Tensor, target: Target = None, *, square: int = 3) -> Tensor:
     """Return how much the probability of a class drops when a square of patches is covered: (B, h, w), -1 to 1.
 
-    The value of a patch is the mean drop over the squares that cover it. Each position needs one forward pass.
+    The square is moved by one patch at a time, and covered pixels get the mean colour. The value of a patch is the mean
+    drop over the squares that cover it. Each position needs one forward pass.
 
     Args:
         model: the model, compiled or not, in any precision; its mode is not changed.
         images: (B, C, height, width), preprocessed.
         target: one class for each image (B,), or one for all; None is the predicted class.
         square: the side of the square in patches, or in 14ths of the image for another library's network.
-        stride: the number of patches between positions of the square. The last row and column are always covered.
-        fill: the value of covered pixels after preprocessing; 0 is the mean colour.
-        batch_size: the number of covered images in a forward pass.
 
     Raises:
-        VitkitError: there is no such class, the model has no head, or a number is out of range.
+        VitkitError: there is no such class, the model has no head, or the square is empty.
     """
     inner = getattr(model, "_orig_mod", model)  # without the wrapper of torch.compile
     model = inner if isinstance(inner, Network) else unwrap_compiled(inner)
     _check_head(model.config)
-    for name, value in (("square", square), ("stride", stride), ("batch_size", batch_size)):
-        if value < 1:
-            raise VitkitError("explanation.option-too-small", f"{name} must be at least 1, not {value}")
+    if square < 1:
+        raise VitkitError("explanation.option-too-small", f"square must be at least 1, not {square}")
     copied = copy_with_attention(model, Attention)
     images = images.to(next(model.parameters()))
     logits = copied(images).float()
@@ -259,35 +218,18 @@ def occlusion(
     uncovered = logits.softmax(dim=-1).gather(1, targets[:, None])  # the probabilities of the targets, (B, 1)
     sides = zip(model.config.image_size, _patch_size(model.config), strict=True)
     rows, columns = (-(-side // patch_side) for side, patch_side in sides)  # the last ones may reach beyond the image
-    masks = square_masks((rows, columns), square, stride).to(images.device)  # (S, h, w)
+    high, wide = min(square, rows), min(square, columns)  # of the square
+    masks = torch.zeros(rows - high + 1, columns - wide + 1, rows, columns, dtype=torch.bool, device=images.device)
+    for top, left in product(range(rows - high + 1), range(columns - wide + 1)):
+        masks[top, left, top : top + high, left : left + wide] = True
+    masks = masks.flatten(0, 1)  # (S, h, w)
     sums = []
     for image, class_number, probability in zip(images, targets.tolist(), uncovered, strict=True):
-        batches = [
-            copied(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(masks, batch_size)
-        ]
-        drops = probability - torch.cat(batches).softmax(dim=-1)[:, class_number]  # (S,)
+        parts = torch.split(masks, _AT_A_TIME)
+        logits_of_parts = [copied(cover(image[None], part, model.config, 0.0)).float() for part in parts]
+        drops = probability - torch.cat(logits_of_parts).softmax(dim=-1)[:, class_number]  # (S,)
         sums.append((drops[:, None, None] * masks).sum(dim=0))  # (h, w)
     return torch.stack(sums) / masks.sum(dim=0)
-
-
-def square_masks(grid: tuple[int, int], square: int, stride: int) -> Tensor:
-    """Return a mask of the patches that a square covers, for each of its S positions, (S, h, w).
-
-    Every patch is covered at one position or more. `square` and `stride` are in patches, as in `occlusion`.
-    """
-    height, width = (min(square, side) for side in grid)
-    masks = []
-    for top in _square_starts(grid[0], height, stride):
-        for left in _square_starts(grid[1], width, stride):
-            mask = torch.zeros(grid, dtype=torch.bool)
-            mask[top : top + height, left : left + width] = True
-            masks.append(mask)
-    return torch.stack(masks)
-
-
-def _square_starts(side: int, length: int, stride: int) -> list[int]:
-    last = side - length
-    return [*range(0, last, min(stride, length)), last]  # a stride longer than the square would leave gaps
 
 
 def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor) -> Tensor:

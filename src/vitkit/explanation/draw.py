@@ -1,4 +1,4 @@
-"""Draw explanation maps on photographs, as heat maps, and in sheets of heads and layers. No model is run here.
+"""Draw explanation maps on photographs, as heat maps, and in sheets of heads. No model is run here.
 
 The colour map is magma. It is perceptually uniform, and readable in grey print and for colour-blind readers.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ Box = tuple[float, float, float, float]
 _COLOUR_MAP = "magma"
 _OPACITY = 0.6  # the opacity of the map on the photograph
 _FADING = 0.6  # the fraction of white that is mixed into regions outside the model's input
-_LAYERS_IN_ROW, _GAP = 6, 8  # number of layers in a row; pixels between pictures
+_GAP = 8  # pixels between the pictures of a sheet
 
 
 def to_png(figure: Figure) -> bytes:
@@ -198,67 +197,25 @@ def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
 
 
 def heads_sheet(photograph: Image.Image, maps: FloatArray, box: Box) -> Image.Image:
-    """Draw the photograph, followed by its overlay with each head's map (heads, h, w)."""
+    """Draw the photograph, followed by its overlay with each head's map (heads, h, w), each below its caption."""
     photograph, box = fit(photograph, box, 280)
     cells = [("photograph", photograph)]
     cells += [(f"head {head}", overlay(photograph, values, box)) for head, values in enumerate(maps)]
     columns = 4 if len(cells) <= 8 else 5
-    return sheet([cells[i : i + columns] for i in range(0, len(cells), columns)])
-
-
-def layers_sheet(
-    photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, layers: Sequence[int]
-) -> Image.Image:
-    """Draw the maps of each layer on the photograph, all layers on one sheet with six layers in a row.
-
-    Each name of maps (layers, h, w) has rows of its own.
-    """
-    photograph, box = fit(photograph, box, 170)
-    rows = []
-    for start in range(0, len(layers), _LAYERS_IN_ROW):
-        part = range(start, min(start + _LAYERS_IN_ROW, len(layers)))
-        for name, values in maps.items():
-            rows.append([(f"{name}, layer {layers[i]}", overlay(photograph, values[i], box)) for i in part])
-    return sheet(rows)
-
-
-def film(
-    photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, layers: Sequence[int], kind: str = "GIF"
-) -> bytes:
-    """Return an animation of the maps on the photograph, one frame per layer, as the content of a file.
-
-    The maps (layers, h, w) are next to each other with their names. A `GIF` is reduced to 128 colours, a `WEBP` is not.
-    """
-    photograph, box = fit(photograph, box, 360)
-    frames = []
-    for i, layer in enumerate(layers):
-        cells = [(f"{name}, layer {layer}", overlay(photograph, values[i], box)) for name, values in maps.items()]
-        frames.append(sheet([cells]))
-    data = io.BytesIO()
-    options: dict[str, Any] = {"save_all": True, "duration": 600, "loop": 0}
-    if kind == "GIF":  # dithering would double the size of the file
-        frames = [frame.quantize(128, dither=Image.Dither.NONE) for frame in frames]
-    else:
-        options |= {"quality": 80, "method": 4}
-    frames[0].save(data, kind, append_images=frames[1:], **options)
-    return data.getvalue()
-
-
-def sheet(rows: Sequence[Sequence[tuple[str, Image.Image]]]) -> Image.Image:
-    """Arrange pictures in rows on a white sheet, each below its caption, which is ASCII and not shortened."""
     font, caption_height = ImageFont.load_default(13), 22
-    pictures = [picture for row in rows for _, picture in row]
-    caption_width = max(math.ceil(font.getlength(caption)) for row in rows for caption, _ in row)
-    cell_width = max(caption_width, *(picture.width for picture in pictures)) + _GAP
-    cell_height = max(picture.height for picture in pictures) + caption_height + _GAP
-    whole = Image.new("RGB", (cell_width * max(map(len, rows)) + _GAP, cell_height * len(rows) + _GAP), "white")
-    for i, row in enumerate(rows):
-        for j, (caption, picture) in enumerate(row):
-            centre, top = j * cell_width + _GAP + (cell_width - _GAP) // 2, i * cell_height + _GAP
-            middle = (centre, top + caption_height / 2)
-            ImageDraw.Draw(whole).text(middle, caption, fill="black", font=font, anchor="mm")
-            whole.paste(picture, (centre - picture.width // 2, top + caption_height))
-    return whole
+    caption_width = max(math.ceil(font.getlength(caption)) for caption, _ in cells)
+    cell_width = max(caption_width, photograph.width) + _GAP
+    cell_height = photograph.height + caption_height + _GAP
+    rows = -(-len(cells) // columns)
+    size = (cell_width * min(columns, len(cells)) + _GAP, cell_height * rows + _GAP)
+    sheet = Image.new("RGB", size, "white")
+    for i, (caption, picture) in enumerate(cells):
+        row, column = divmod(i, columns)
+        centre, top = column * cell_width + _GAP + (cell_width - _GAP) // 2, row * cell_height + _GAP
+        middle = (centre, top + caption_height / 2)
+        ImageDraw.Draw(sheet).text(middle, caption, fill="black", font=font, anchor="mm")
+        sheet.paste(picture, (centre - picture.width // 2, top + caption_height))
+    return sheet
 
 
 def mosaic(

@@ -1,7 +1,7 @@
 """Explain the prediction for an image by maps of the regions that support it.
 
 The explained pixels are exactly the pixels that a prediction uses. `choose_methods` returns the methods that apply to a
-model. `worst_mistakes_page` writes a page of mistakes, with the regions that support the wrong and the true class.
+model.
 
 Shapes: h x w patch grid.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -29,10 +29,17 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.storage import Place, Stored
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
-from vitkit.explanation.attention import attention_layers, find_layer, maps_by_layer
+from vitkit.explanation.attention import (
+    attention_layers,
+    attention_maps,
+    average_rows_of_head,
+    find_layer,
+    head_maps,
+    to_grid,
+)
 from vitkit.explanation.class_maps import check_feature_map
 from vitkit.explanation.draw import Box, FloatArray
-from vitkit.explanation.methods import HEADS, METHODS, by_layer, class_specific, method_names, methods_for
+from vitkit.explanation.methods import HEADS, METHODS, by_layer, method_names, methods_for
 from vitkit.model.build import Model, vit_of
 from vitkit.model.layers import evaluating
 from vitkit.model.network import Network
@@ -173,8 +180,6 @@ class Explanation:
             reaches beyond the photograph if the input was padded.
         heads: the attention of each head, (layers, heads, h, w); None if it was not requested.
         layers: the numbers of the layers in `heads`.
-        rollouts: rollout from the first layer to each of `layers`, (layers, h, w); None if a single layer was
-            requested.
     """
 
     path: str | None
@@ -186,7 +191,6 @@ class Explanation:
     box: Box
     heads: FloatArray | None = None
     layers: tuple[int, ...] = ()
-    rollouts: FloatArray | None = None
     is_network: bool = False  # whether the model is another library's network
 
     @property
@@ -256,17 +260,16 @@ class Explanation:
     def save(self, target: str | Path, fonts: Fonts = "sans") -> Path:
         """Write the explanation to a folder, or to one file in the format of its suffix.
 
-        `.png`, `.svg` and `.pdf` files contain the overlays side by side. `.gif` and `.webp` files contain an animation
-        through the layers, and `.npz` files contain the arrays. An `.html` file is a page with all results. A folder
-        gets the overlays as PNG files, the animation, the arrays, and the page as `index.html`.
+        `.png`, `.svg` and `.pdf` files contain the overlays side by side, and `.npz` files contain the arrays. An
+        `.html` file is a page with all results. A folder gets the overlays as PNG files, the arrays, and the page as
+        `index.html`.
 
         Args:
             target: the folder or file.
             fonts: `latex` sets the text of an SVG or PDF picture in a serif font like that of LaTeX documents.
 
         Raises:
-            VitkitError: the suffix is not supported, or an animation is requested but the method `heads` was not run on
-                all layers.
+            VitkitError: the suffix is not supported.
             OSError: the file or folder cannot be written.
         """
         target = Path(target)
@@ -281,19 +284,14 @@ class Explanation:
                 (target / HEADS).mkdir(exist_ok=True)
                 for layer, picture in self._head_sheets().items():
                     _write(target / HEADS / f"layer-{layer}.jpg", draw.to_jpeg(picture))
-            if self.rollouts is not None:
-                _write(target / "layers.gif", self._film("GIF"))
-                _write(target / "layers.jpg", draw.to_jpeg(self._layers_sheet()))
             _write(target / "maps.npz", self._arrays())
             self._write_page(target / PAGE)
             return target
-        match checked_suffix(target, (*KINDS, ".gif", ".webp", ".npz", ".html"), or_folder=True):
+        match checked_suffix(target, (*KINDS, ".npz", ".html"), or_folder=True):
             case ".png":
                 _write(target, self._picture())
             case ".svg" | ".pdf" as kind:
                 _write(target, as_file(next(iter(self.pictures().values())), kind, fonts))
-            case ".gif" | ".webp" as kind:
-                _write(target, self._film(kind[1:].upper()))
             case ".npz":
                 _write(target, self._arrays())
             case _:
@@ -324,21 +322,6 @@ class Explanation:
             for layer, maps in zip(self.layers, self.heads, strict=True)
         }
 
-    def _maps_by_layer(self) -> dict[str, FloatArray]:
-        if self.heads is None or self.rollouts is None:
-            raise VitkitError(
-                "explanation.layers-missing",
-                f"a film through the layers requires the method {HEADS} of all layers, but this explanation is of "
-                f"{', '.join(self.maps) or 'one layer'}: explain it again with method {HEADS} and without a layer",
-            )
-        return {"attention": self.heads.mean(axis=1), "rollout": self.rollouts}
-
-    def _film(self, kind: str) -> bytes:
-        return draw.film(self.photograph, self._maps_by_layer(), self.box, self.layers, kind)
-
-    def _layers_sheet(self) -> Image.Image:
-        return draw.layers_sheet(self.photograph, self._maps_by_layer(), self.box, self.layers)
-
     def _arrays(self) -> bytes:
         arrays: dict[str, Any] = {
             **self.maps,
@@ -348,8 +331,6 @@ class Explanation:
         }
         if self.heads is not None:
             arrays |= {"heads": self.heads, "layers": np.array(self.layers)}
-        if self.rollouts is not None:
-            arrays["rollouts"] = self.rollouts
         data = io.BytesIO()
         np.savez(data, **arrays)
         return data.getvalue()
@@ -385,11 +366,6 @@ class Explanation:
         body.append(panels(*maps))
         if self.heads is not None:
             pieces = [f"<p>{escape(methods[HEADS].description)}</p>"]
-            if self.rollouts is not None:
-                text = "Layer by layer: the attention of its heads, averaged, and rollout from the first layer to it."
-                film = image("film through the layers", self._film("WEBP"), "webp")
-                layers = image("all layers", draw.to_jpeg(self._layers_sheet()), "jpeg")
-                pieces += [f"<p>{text}</p>", panels(f"<div>{film}</div>", f"<div>{layers}</div>")]
             for layer, picture in self._head_sheets().items():
                 shown = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
                 pieces.append(folded(f"The heads of layer {layer}", shown, is_open=len(self.layers) == 1))
@@ -461,7 +437,17 @@ def explain_classes(
                 maps[name] = known[name](model, repeated, target=torch.tensor(chosen), **options).cpu().numpy()
             else:
                 maps[name] = np.repeat(known[name](model, images, **options).cpu().numpy(), len(chosen), axis=0)
-        heads, layers, rollouts = _head_maps(model, images, layer) if HEADS in methods else (None, (), None)
+        heads: FloatArray | None = None
+        layers: tuple[int, ...] = ()
+        if HEADS in methods:
+            vit = vit_of(model, HEADS)
+            if layer is None:
+                layers = tuple(attention_layers(vit.config))
+                rows = [average_rows_of_head(attention, vit.config) for attention in attention_maps(vit, images)]
+                heads = to_grid(torch.cat(rows), vit.config).cpu().numpy()  # (layers, heads, h, w)
+            else:
+                layers = (find_layer(vit.config, layer),)
+                heads = head_maps(vit, images, layer).cpu().numpy()
     ranking = tuple((classifier.classes[i], float(probabilities[i])) for i in np.argsort(-probabilities, kind="stable"))
     return [
         Explanation(
@@ -474,7 +460,6 @@ def explain_classes(
             box=box,
             heads=heads,
             layers=layers,
-            rollouts=rollouts,
             is_network=isinstance(model, Network),
         )
         for i, number in enumerate(chosen)
@@ -507,78 +492,26 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
     )
 
 
-def _head_maps(
-    any_model: Model, images: Tensor, layer: int | None
-) -> tuple[FloatArray, tuple[int, ...], FloatArray | None]:
-    """Return the maps of all heads, the numbers of their layers, and the rollout from the first layer to each layer.
-
-    The shapes are (layers, heads, h, w), (layers,) and (layers, h, w). If one layer is requested, rollout is None.
-    """
-    model = vit_of(any_model, HEADS)
-    if layer is not None:
-        return METHODS[HEADS](model, images, layer=layer).cpu().numpy(), (find_layer(model.config, layer),), None
-    maps, rollouts = maps_by_layer(model, images)
-    return maps.cpu().numpy(), tuple(attention_layers(model.config)), rollouts.cpu().numpy()
-
-
 def _write(path: Path, data: bytes) -> None:
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
-def worst_mistakes_page(
-    classifier: Explainable, rows: Iterable[tuple[str, str, str]], out: str | Path, method: str = "gradient"
-) -> int:
-    """Write a page of mistakes: each image with the regions that support the predicted class and the true class.
-
-    Args:
-        classifier: the classifier that made the mistakes.
-        rows: path, true class and predicted class of each image, in the order of the page.
-        out: the HTML file.
-        method: a class-specific method.
-
-    Returns:
-        The number of images that the page shows. For the others, the page gives the reason.
-
-    Raises:
-        VitkitError: the classifier does not know a class, or the method is unknown or not class-specific.
-    """
-    if method not in class_specific():
-        text = f"method {method!r} is not class-specific; use one of {', '.join(class_specific())}"
-        raise VitkitError("explanation.method-unsuited", text)
-    description = methods_for(is_network=isinstance(classifier.model, Network))[method].description
-    body, shown = ["<h1>Mistakes, explained</h1>", f"<p>{escape(description)}</p>"], 0
-    for path, true, predicted in rows:
-        title = f"{true}, taken for {predicted}"
-        figures = explain_mistake(classifier, path, true, predicted, method)
-        if isinstance(figures, str):
-            body.append(panel(title, f"<p>{escape(public_path(path))}: {escape(figures)}</p>"))
-            continue
-        shown += 1
-        cells = [
-            f"<figure>{image(caption, data, 'jpeg')}<figcaption>{escape(caption)}</figcaption></figure>"
-            for caption, data in figures
-        ]
-        body.append(panel(title, f'<div class="pictures large">{"".join(cells)}</div>'))
-    write_page(Path(out), "Mistakes, explained", body)
-    return shown
-
-
 def explain_mistake(
-    classifier: Explainable, path: str | Place, true: str, predicted: str, method: str = "gradient"
+    classifier: Explainable, path: str | Place, true: str, predicted: str
 ) -> list[tuple[str, bytes]] | str:
-    """Draw a misclassified photograph and the maps of the predicted class and the true class.
+    """Draw a misclassified photograph, and by gradients the evidence for the predicted class and for the true class.
 
     Returns:
         Captions with the contents of JPEG files, or the reason why the photograph cannot be read or explained.
     """
     try:
-        for_predicted, for_true = explain_classes(classifier, path, (predicted, true), method)
+        for_predicted, for_true = explain_classes(classifier, path, (predicted, true))
     except (UnreadableImageError, UnansweredError) as error:
         return str(error)
     pictures = {
         public_path(str(path)): draw.fit(for_predicted.photograph, for_predicted.box, ON_PAGE)[0],
-        f"evidence for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay(method, ON_PAGE),
-        f"evidence for {true} ({for_true.probability:.3f})": for_true.overlay(method, ON_PAGE),
+        f"evidence for {predicted} ({for_predicted.probability:.3f})": for_predicted.overlay("gradient", ON_PAGE),
+        f"evidence for {true} ({for_true.probability:.3f})": for_true.overlay("gradient", ON_PAGE),
     }
     return [(caption, draw.thumbnail(picture, 480)) for caption, picture in pictures.items()]

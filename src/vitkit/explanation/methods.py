@@ -1,6 +1,6 @@
 """The registry of explanation methods. Importing this module does not import torch.
 
-To add a method, write a function and add a row to `METHODS`. The choices of the command line and the texts of pages
+To add a method, write a function and add a row. The choices of the command line and the texts of pages
 come from this registry.
 """
 
@@ -33,20 +33,7 @@ class Method:
         return compute(model, images, *arguments, **options)
 
 
-METHODS: dict[str, Method] = {}
-NETWORK_METHODS: dict[str, Method] = {}  # the methods for networks of other libraries, by the same names
 HEADS = "heads"  # the method that computes one map per head; other methods compute one map per image
-
-
-def register(method: Method) -> None:
-    """Add a method. The command line offers the method if it is registered before the command line is imported.
-
-    Raises:
-        ValueError: a method with this name exists already.
-    """
-    if method.name in method_names():
-        raise ValueError(f"there is a method {method.name!r} already")
-    METHODS[method.name] = method
 
 
 def methods_for(*, is_network: bool) -> dict[str, Method]:
@@ -59,11 +46,6 @@ def method_names() -> tuple[str, ...]:
     return (*METHODS, "all")
 
 
-def class_specific() -> tuple[str, ...]:
-    """Return the names of the methods whose map is specific to a class."""
-    return tuple(name for name, method in METHODS.items() if method.is_class_specific)
-
-
 def by_layer() -> tuple[str, ...]:
     """Return the names of the methods whose map is specific to a layer."""
     return tuple(name for name, method in METHODS.items() if method.is_layer_specific)
@@ -71,7 +53,7 @@ def by_layer() -> tuple[str, ...]:
 
 _HOME = "vitkit.explanation"
 
-for _row in (
+_ROWS = (
     Method(
         "gradient",
         "Attention followed through all layers, weighted by its effect on this class.",
@@ -93,14 +75,6 @@ for _row in (
         is_layer_specific=True,
     ),
     Method(
-        "gradient-attention",
-        "The attention of one layer, weighted by its effect on this class.",
-        f"{_HOME}.class_maps",
-        "gradient_attention",
-        is_class_specific=True,
-        is_layer_specific=True,
-    ),
-    Method(
         "occlusion",
         "How much less probable this class becomes when a square is covered. This is an experiment, not attention.",
         f"{_HOME}.class_maps",
@@ -115,10 +89,9 @@ for _row in (
         "head_maps",
         is_layer_specific=True,
     ),
-):
-    register(_row)
-
-NETWORK_METHODS |= {
+)
+METHODS = {method.name: method for method in _ROWS}
+NETWORK_METHODS = {  # the methods for networks of other libraries, by the same names
     "gradient": Method(
         "gradient",
         "Grad-CAM: the last feature map before the pooling, each channel weighted by its effect on this class.",

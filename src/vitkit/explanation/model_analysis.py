@@ -8,8 +8,6 @@ Shapes: B images, C channels, L layers, H heads, N tokens, h x w patch grid. All
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -79,21 +77,6 @@ def position_similarity(model: VisionTransformer) -> FloatArray:
     return (table @ table.T).reshape(h, w, h, w).astype(np.float32)
 
 
-def row_and_column_contrast(similarity: FloatArray) -> tuple[float, float, float]:
-    """Measure whether position embeddings are more similar within rows and columns, as in the paper.
-
-    Returns:
-        The mean similarity of different positions in the same row, in the same column, and in neither.
-    """
-    h, w = similarity.shape[:2]
-    rows, columns = np.divmod(np.arange(h * w), w)
-    same_row, same_column = rows[:, None] == rows, columns[:, None] == columns
-    flat = similarity.reshape(h * w, h * w)
-    masks = (same_row & ~same_column, same_column & ~same_row, ~same_row & ~same_column)
-    row, column, neither = (float(flat[mask].mean()) if mask.any() else float("nan") for mask in masks)
-    return row, column, neither
-
-
 def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
     """Return the mean attention distance of each head in pixels (Figure 7, right).
 
@@ -112,34 +95,21 @@ def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
         VitkitError: there are no images, or no layer has attention.
     """
     config = unwrap_compiled(model).config
-    distances = torch.from_numpy(_patch_distances(config))
-
-    def measure(attention: Tensor) -> Tensor:
-        to_patches = attention[:, :, config.prefix_tokens :, config.prefix_tokens :]  # (B, H, h*w, h*w)
-        weighted = (to_patches * distances.to(attention)).sum(-1) / to_patches.sum(-1).clamp_min(_TINY)
-        return weighted.mean(-1)  # (B, H)
-
-    return _average_by_head(model, images, measure)
+    _check_images(images)
+    distances, layers = torch.from_numpy(_patch_distances(config)), attention_layers(config)
+    sums = np.full((config.layers, config.heads), np.nan)
+    sums[layers] = 0.0
+    for batch in torch.split(images, _BATCH):
+        for layer, attention in zip(layers, attention_maps(model, batch), strict=True):
+            to_patches = attention[:, :, config.prefix_tokens :, config.prefix_tokens :]  # (B, H, h*w, h*w)
+            weighted = (to_patches * distances.to(attention)).sum(-1) / to_patches.sum(-1).clamp_min(_TINY)
+            sums[layer] += weighted.mean(-1).double().sum(0).cpu().numpy()
+    return (sums / len(images)).astype(np.float32)
 
 
 def uniform_distance(model: VisionTransformer) -> float:
     """Return the `attention_distance` of a head that attends to all patches equally, as a reference."""
     return float(_patch_distances(unwrap_compiled(model).config).mean())
-
-
-def attention_entropy(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """Return the mean entropy of each head's attention, in bits.
-
-    The entropy is 0 if each token attends to a single token, and log2(N) if each token attends to all tokens equally.
-    Prefix tokens are included.
-
-    Returns:
-        (L, H); NaN in convolutional layers.
-
-    Raises:
-        VitkitError: there are no images, or no layer has attention.
-    """
-    return _average_by_head(model, images, lambda attention: torch.special.entr(attention).sum(-1).mean(-1) / np.log(2))
 
 
 def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
@@ -150,33 +120,14 @@ def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
     Returns:
         (L, B, N), prefix tokens first.
     """
-    norms = [tokens.norm(dim=-1).cpu().numpy() for tokens in _tokens_by_layer(model, images)]
+    model = copy_with_attention(unwrap_compiled(model), Attention)  # which is in evaluation mode
+    _check_images(images)
+    batches = [model.embed(batch) for batch in torch.split(images.detach().to(model.patch_embed.proj.weight), _BATCH)]
+    norms = []
+    for layer in range(model.config.layers):
+        batches = [model.layer(layer, batch) for batch in batches]
+        norms.append(torch.cat(batches).float().norm(dim=-1).cpu().numpy())
     return np.stack(norms).astype(np.float32)
-
-
-def layer_similarity(model: VisionTransformer, images: Tensor) -> FloatArray:
-    """Return the linear CKA of each pair of layers, (L, L): how similarly two layers represent the images.
-
-    The representation of an image in a layer is the concatenation of all its tokens (arXiv 1905.00414).
-
-    Raises:
-        VitkitError: there are fewer than 4 images.
-    """
-    grams = [_gram(tokens.flatten(1)) for tokens in _tokens_by_layer(model, images)]
-    return np.array([[_cka(a, b) for b in grams] for a in grams], dtype=np.float32)
-
-
-def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Return the linear centred kernel alignment (CKA) of two representations (n, features) of the same n images.
-
-    CKA is 1 for equal representations and 0 for unrelated ones. It is invariant to rotation and scaling. HSIC is
-    estimated without bias (Song et al., JMLR 2012, as in arXiv 2010.15327), because with the biased estimate, CKA
-    approaches 1 if there are fewer images than features. The unbiased result may be slightly below 0.
-
-    Raises:
-        VitkitError: there are fewer than 4 images.
-    """
-    return _cka(_gram(x), _gram(y))
 
 
 def _patch_distances(config: ViTConfig) -> npt.NDArray[np.float64]:
@@ -187,56 +138,9 @@ def _patch_distances(config: ViTConfig) -> npt.NDArray[np.float64]:
     return np.linalg.norm(pixels[:, None] - pixels[None], axis=-1)
 
 
-def _average_by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor], Tensor]) -> FloatArray:
-    """Compute `measure`, (B, H, N, N) -> (B, H), of the attention of each layer, averaged over images: (L, H)."""
-    config = unwrap_compiled(model).config
-    _check_images(images)
-    layers = attention_layers(config)
-    sums = np.full((config.layers, config.heads), np.nan)
-    sums[layers] = 0.0
-    for batch in torch.split(images, _BATCH):
-        for layer, attention in zip(layers, attention_maps(model, batch), strict=True):
-            sums[layer] += measure(attention).double().sum(0).cpu().numpy()
-    return (sums / len(images)).astype(np.float32)
-
-
-def _tokens_by_layer(model: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
-    """Yield the tokens after each layer, (B, N, D) float32. Only the tokens of one layer are in memory."""
-    model = copy_with_attention(unwrap_compiled(model), Attention)  # which is in evaluation mode
-    _check_images(images)
-    images = images.detach().to(model.patch_embed.proj.weight)
-    batches = [model.embed(batch) for batch in torch.split(images, _BATCH)]
-    for layer in range(model.config.layers):
-        batches = [model.layer(layer, batch) for batch in batches]
-        yield torch.cat(batches).float()
-
-
 def _check_images(images: Tensor) -> None:
     if len(images) == 0:
         raise VitkitError("explanation.images-too-few", "there are no images; pass at least one")
-
-
-def _gram(x: Tensor) -> npt.NDArray[np.float64]:
-    """Return the Gram matrix (n, n) of n representations, with a zero diagonal for the unbiased estimator."""
-    if len(x) < 4:
-        raise VitkitError("explanation.images-too-few", f"CKA compares layers over at least 4 images, not {len(x)}")
-    x = x.double()
-    x = x - x.mean(dim=0)  # only affects rounding
-    gram = (x @ x.T).cpu().numpy()
-    np.fill_diagonal(gram, 0.0)
-    return gram
-
-
-def _cka(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    product = _hsic(a, a) * _hsic(b, b)
-    return float(_hsic(a, b) / np.sqrt(product)) if product > 0 else 0.0  # the unbiased estimate may be negative
-
-
-def _hsic(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    """Return the unbiased estimate of HSIC from Gram matrices with zero diagonals (Song et al. 2012)."""
-    n = len(a)
-    total = (a * b).sum() + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (a.sum(0) @ b.sum(0))
-    return float(total / (n * (n - 3)))
 
 
 _AMOUNT, _SIMILARITY = "viridis", "cividis"
@@ -303,18 +207,6 @@ def by_head(values: FloatArray, title: str, label: str, reference: float | None 
     else:
         scale = figure.colorbar(ScalarMappable(Normalize(-0.5, heads - 0.5), colours), ax=axis, label="head")
         whole_numbers(scale.ax.yaxis)
-    return figure
-
-
-def layer_grid(similarity: FloatArray) -> Figure:
-    """Draw the similarity (L, L) of each pair of layers."""
-    figure = new_figure(4.6, 3.8)
-    axis = figure.subplots()
-    shown = axis.imshow(similarity, cmap=_SIMILARITY, vmin=min(0.0, float(similarity.min())), vmax=1, origin="lower")
-    axis.set(title="Similarity of layers", xlabel="layer", ylabel="layer")
-    for side in (axis.xaxis, axis.yaxis):
-        whole_numbers(side)
-    figure.colorbar(shown, ax=axis, label="linear CKA")
     return figure
 
 

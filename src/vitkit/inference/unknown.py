@@ -67,32 +67,23 @@ def _unit(features: Floats) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class FalseAcceptance:
-    """The false acceptance rate for one kind of images that belong to no known class.
+    """The false acceptance rate for images of other classes.
 
     It is measured at the threshold that accepts the fraction `Unknown.accepted` of known images.
 
     Attributes:
-        kind: the kind of images: left-out classes, or one kind of generated pictures.
+        kind: the kind of images, which is left-out classes.
         share: the fraction of these images that are accepted as known.
-        bounds: a 95 % interval of `share`. For generated pictures of one sort, it is the interval of Clopper & Pearson
-            (1934). For left-out classes, it is a prediction interval for another class, which includes the variation
-            among classes; for pictures of several sorts, it is a prediction interval for another sort.
+        bounds: a 95 % prediction interval of `share` for another class, which includes the variation among classes.
         images: the number of images.
-        classes: the number of left-out classes; 0 for generated pictures.
-        sorts: the number of sorts of generated pictures if there are several, such as stripes and rings, else 0.
+        classes: the number of left-out classes.
     """
 
     kind: str
     share: float
     bounds: tuple[float, float]
     images: int
-    classes: int = 0
-    sorts: int = 0
-
-    @property
-    def is_for_another(self) -> bool:
-        """Whether `bounds` is a prediction interval for another class or sort."""
-        return bool(self.classes or self.sorts)
+    classes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +93,7 @@ class Unknown:
     Attributes:
         neighbours: the training images that determine the score.
         known: the scores of the n held-out images, (n,).
-        limits: the false acceptance rate of each kind of images.
+        limits: the false acceptance rate of left-out classes; empty if it was not measured.
     """
 
     neighbours: Neighbours
@@ -178,5 +169,9 @@ def to_arrays(unknown: Unknown) -> tuple[dict[str, npt.NDArray[Any]], dict[str, 
 def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> Unknown:
     """Restore a detector from the result of `to_arrays`."""
     neighbours = Neighbours(arrays[f"{METHOD}.points"], about["nearest"][METHOD])
-    limits = tuple(FalseAcceptance(**{**row, "bounds": tuple(row["bounds"])}) for row in about["limits"])
-    return Unknown(neighbours, arrays["known"], limits)
+    limits = [  # models of earlier versions also have rates of generated pictures, without classes
+        FalseAcceptance(row["kind"], row["share"], tuple(row["bounds"]), row["images"], row["classes"])
+        for row in about["limits"]
+        if row["classes"]
+    ]
+    return Unknown(neighbours, arrays["known"], tuple(limits))

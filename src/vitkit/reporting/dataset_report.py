@@ -153,7 +153,6 @@ def write_drift(
     unfamiliar: Sequence[tuple[str, Sequence[str]]],
     notes: Sequence[str],
     level: float,
-    detection: str,
 ) -> None:
     """Write the page about drift.
 
@@ -166,7 +165,6 @@ def write_drift(
             captions.
         notes: remarks on the comparison.
         level: the probability of a false alarm.
-        detection: a sentence that states which rise in the share of a class is usually detected.
     """
     differs = any(row["differs"] for row in tests)
     rows: list[dict[str, Any]] = [
@@ -186,8 +184,8 @@ def write_drift(
         tests=tests,
         meaning=(
             f"If these photographs came about like the validation and test images, a value of at most {level:g} in the "
-            f"column “adjusted p” would occur in at most {100 * level:g}% of such comparisons. "
-            f"{detection[:1].upper()}{detection[1:]}."
+            f"column “adjusted p” would occur in at most {100 * level:g}% of such comparisons. Smaller changes may be "
+            "missed, above all with few photographs."
         ),
         notes=notes,
     )

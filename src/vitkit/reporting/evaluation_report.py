@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
-from vitkit.evaluation.figures import SHARES, calibration_rise, counted_part, tta_lines, zero_shot_in_words
+from vitkit.evaluation.figures import counted_part, tta_lines, zero_shot_in_words
 from vitkit.evaluation.headline import headline_of, most_mixed_up, verdict_of
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
@@ -142,7 +142,6 @@ def write_report(
         has_points=laid_out is not None,
         explained=_explained(explained, photographs),
         figures=None if is_multi else _figures(evaluation, numbers),  # those of a multi-label model are in the headline
-        operating=_operating(numbers),
         promises=_promises(numbers),
         pictures=[
             (caption, data_uri(png, "png"), caption == "What the model sees in training")
@@ -271,8 +270,6 @@ def headline(numbers: Mapping[str, Any]) -> tuple[str, str]:
     else:
         others = [metric for metric in METRICS["multi"].values() if metric.name not in _HEADLINES]
         beside = ", ".join(f"{metric.title} {decimals(numbers[metric.name])}" for metric in others)
-        if "cross_fitted" in numbers:
-            beside += f"; macro F1 with cross-fitted thresholds {decimals(numbers['cross_fitted']['macro_f1'])}"
     images = replace(quoted, caveats=()).described
     words = [f"{quoted.figure} on {images} ({'; '.join([*interval, beside])})", *(c.text for c in quoted.caveats)]
     return f"{100 * quoted.value:.1f} %", "; ".join(words)
@@ -282,16 +279,7 @@ def _calibration(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
     # How far confidences and accuracy are apart, and whether the temperature has made it worse.
     if isinstance(evaluation, MultiEvaluation) or numbers.get("ece") is None:
         return ""
-    text = f"Here the two differ by {100 * numbers['ece']:.1f} points on average."
-    rise = calibration_rise(evaluation, numbers)
-    if rise is None or rise.is_chance:
-        return text
-    return (
-        f"{text} The temperature, which was fitted to make the two agree, increased the calibration error from "
-        f"{numbers['ece_before_temperature']:.4f} to {numbers['ece']:.4f}. With "
-        f"{plural(len(evaluation.paths), 'image', 'images')}, this is more than chance explains: these images differ "
-        "from those that the temperature was fitted on, or it was fitted on too few."
-    )
+    return f"Here the two differ by {100 * numbers['ece']:.1f} points on average."
 
 
 def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -323,20 +311,6 @@ def _figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, An
             rows.append([name, f"{numbers[key]:.4f}", "" if bounds is None else interval_text(bounds, 4)])
     of = {"val": "validation images", "all": "all images"}.get(evaluation.split, f"{evaluation.split} images")
     return {"of": of, "rows": rows}
-
-
-def _operating(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
-    # The results for the class frequencies in training beside those for equal frequencies, if measured.
-    points = numbers.get("operating_points")
-    if points is None:
-        return None
-    names = ("data", "uniform")
-    heads = [f"{SHARES[name]}{' (chosen)' if name == points['chosen'] else ''}" for name in names]
-    rows = [[what.replace("_", " "), *(f"{points[name][what]:.3f}" for name in names)] for what in _HEADLINES]
-    for row in points["data"]["recall"]:
-        values = [points[name]["recall"][row] for name in names]
-        rows.append([f"recall of {row}", *("none" if value is None else f"{value:.3f}" for value in values)])
-    return {"heads": ["", *heads], "rows": rows}
 
 
 def _promises(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -400,17 +374,10 @@ def _unknown(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
     limits, bars = [], []
     for row in entry["limits"]:
         low, high = row["bounds"]
-        basis = f"{row['images']} pictures made from {_kind(entry)}"
-        if row["classes"]:
-            basis = (
-                f"{row['images']} images of {row['classes']} classes, each left out in turn, by the initial weights; "
-                "the interval is for another class"
-            )
-        elif row.get("sorts"):
-            basis = (
-                f"{row['images']} pictures of {row['sorts']} sorts made from {_kind(entry)}; the interval is for "
-                "another sort"
-            )
+        basis = (
+            f"{row['images']} images of {row['classes']} classes, each left out in turn, by the initial weights; "
+            "the interval is for another class"
+        )
         noticed, interval = 1 - row["share"], interval_text([100 - 100 * high, 100 - 100 * low], 0)
         limits.append([row["kind"], f"{100 * noticed:.0f} %", interval, basis])
         words = f"{100 * noticed:.0f} % noticed (95 %: {interval})"

@@ -139,16 +139,16 @@ def _about_unknown(figures: Mapping[str, Any]) -> list[str]:
         "",
         "The model has a score for images of unknown things (`familiar`: low is strange; `--unknown 0.01`).",
     ]
-    if not entry["limits"]:
+    limits = [limit for limit in entry["limits"] if limit["classes"]]  # earlier runs also measured generated pictures
+    if not limits:
         return lines
     accepted = f"{100 * entry['accepted']:.0f} %"
     lines += [f"The limit that accepts {accepted} of known images also accepts this share of others:", ""]
-    for limit in entry["limits"]:
+    for limit in limits:
         low, high = (100 * bound for bound in limit["bounds"])
-        another = " for another class" if limit["classes"] else " for another sort" if limit.get("sorts") else ""
         lines.append(
             f"- {markdown_text(limit['kind'])}: {100 * limit['share']:.0f} % "
-            f"(95 % interval{another} {low:.0f} to {high:.0f} %)"
+            f"(95 % interval for another class {low:.0f} to {high:.0f} %)"
         )
     return lines
 

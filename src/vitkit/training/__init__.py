@@ -15,7 +15,7 @@ from vitkit.system import lazily
 if TYPE_CHECKING:
     from vitkit.training.adapters import PatchDropout, add_low_rank, drop_patches, freeze_backbone, merge_low_rank
     from vitkit.training.checkpoint import MAY_CHANGE, RunWriter, TrainingState, identity, save
-    from vitkit.training.cross_validation import figures_of_folds, median_epochs
+    from vitkit.training.cross_validation import figures_of_folds
     from vitkit.training.defaults import CONDITIONS, PRESETS, PATCH_DROPOUT, check_effects, choose, complete, config_of
     from vitkit.training.defaults import choose_patch_dropout, weights_of, without_effect, without_vit_fields
     from vitkit.training.distributed import ALONE, ProcessGroup, add_gradients, check_team
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from vitkit.training.request import load_run_recipe, requested
     from vitkit.training.inputs import Inputs
     from vitkit.training.run import prepared, resume, train
-    from vitkit.training.run_folder import Metrics, Run, check_output_folder, new_run_folder, next_free
+    from vitkit.training.run_folder import Metrics, Run, check_output_folder, new_run_folder
     from vitkit.training.run_folder import read_metrics, remove_run_files
     from vitkit.training.stages.resolve import probe_accuracy
     from vitkit.training.stability import DivergedError, FiniteCheck, Pieces, RunningStatistics, all_finite
@@ -56,6 +56,5 @@ if TYPE_CHECKING:
     from vitkit.training.teacher import load_teacher
     from vitkit.training.user_datasets import FILE_FIELDS, resume_on, train_on
     from vitkit.training.unknown import LEFT_OUT, LabelledFeatures, fit_to_images, fit_unknown
-    from vitkit.training.unknown import make_pictures
 else:
     __getattr__ = lazily(__name__)

@@ -246,7 +246,7 @@ MAY_CHANGE = {
     *("epochs", "time", "patience", "keep"),
     *("logger", "save_every", "precision", "device", "devices", "nodes", "checkpointing", "compile"),
     *("cache", "workers"),
-    *("find_lr", "prior"),  # used before and after the training
+    "prior",  # used after the training
 }
 
 

@@ -1,21 +1,20 @@
 """Cross-validate: test each image once, with a model that was not trained on it, and train a final model on all images.
 
 Each fold is a run of its own. The final model has no validation images, so its settings come from the folds. Its
-training follows the same schedule as the folds, and ends after the median of the folds' best numbers of epochs. With
-`--find-lr`, its learning rate is the median of the rates that the folds have found. Its temperature, its thresholds and
-its rules for prediction sets and for withheld labels are based on the predictions of the folds' models
-(`finalize.OutOfFold`). A head on frozen features does not need the folds, because a separate cross-validation chooses
-its penalty and calibrates it (`probe`).
+training follows the same schedule as the folds, and ends after the median of the folds' best numbers of epochs. Its
+temperature, its thresholds and its rules for prediction sets and for withheld labels are based on the predictions of
+the folds' models (`finalize.OutOfFold`). A head on frozen features does not need the folds, because a separate
+cross-validation chooses its penalty and calibrates it (`probe`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from statistics import median, median_low
+from statistics import median
 from typing import Any
 
 from vitkit.data.earlier_labels import changes_since_run
@@ -27,7 +26,7 @@ from vitkit.evaluation import registry
 from vitkit.evaluation.evaluator import evaluate_with_earlier_labels
 from vitkit.evaluation.figures import chosen_on, unseen_part
 from vitkit.evaluation.headline import headline_of, verdict_of
-from vitkit.evaluation.intervals import Interval, fold_intervals
+from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.metrics import Evaluation, grouped, pooled
 from vitkit.evaluation.registry import read_figures
 from vitkit.model_folder import RECORD, read_description
@@ -39,7 +38,6 @@ from vitkit.text.pages import component, panel, table, wide, write_page
 from vitkit.training.finalize import OutOfFold, ValidationFacts
 from vitkit.training.inputs import Inputs
 from vitkit.training.recipe import Recipe, name_of, without_absolute_paths
-from vitkit.training.request import load_run_recipe
 from vitkit.training.run_folder import ZERO_SHOT, Run
 from vitkit.training.stages.calibrate import fit_calibration
 from vitkit.training.stages.fit import fit
@@ -47,31 +45,20 @@ from vitkit.training.start import choose_device
 from vitkit.weights import load
 
 
-@dataclass(frozen=True)
-class FoldFigure:
-    """A figure of a cross-validation."""
-
-    mean: float | None  # over the test images of all folds together; None if there are no images
-    interval: Interval | None  # the 95 % interval (`fold_intervals`); None if the figure has none
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean, "interval_95": None if self.interval is None else list(self.interval)}
-
-    def __str__(self) -> str:
-        bounds = "" if self.interval is None else f" (95 %: {interval_text(self.interval, 4)})"
-        return "-" if self.mean is None else f"{self.mean:.4f}{bounds}"
-
-
-def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]:
+def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, Any]]:
     """Compute the figures of a cross-validation, by name, from the evaluations of its folds.
 
-    Without evaluations, the result is only an accuracy whose value is None.
+    `mean` is the figure of the test images of all folds together; None if there are no images. `interval_95` is its
+    95 % interval (`fold_intervals`); None if the figure has none. Without evaluations, the only figure is an accuracy.
     """
     if not evaluations:
-        return {"accuracy": FoldFigure(None, None)}
+        return {"accuracy": {"mean": None, "interval_95": None}}
     whole, bounds = pooled(evaluations), fold_intervals(evaluations)
     numbers = registry.summary(whole, whole.task.name)
-    return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
+    return {
+        name: {"mean": value, "interval_95": list(bounds[name]) if name in bounds else None}
+        for name, value in numbers.items()
+    }
 
 
 def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> None:
@@ -92,12 +79,10 @@ def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> N
         if not all((folder / name).is_file() for name in (EVALUATION, REPORT)):
             say(f"fold {number} of {recipe.folds}")
             trained[folder] = _train_fold(run, folder, final_stages)
-    figures: dict[str, FoldFigure] = {}
     stored: dict[str, Any] = {}  # the content of folds.json
     if run.team.is_main:
         results = [trained[path].numbers if path in trained else read_figures(path / EVALUATION) for path in folders]
-        figures = _figures(run, folders, trained, results)
-        stored = {name: figure.to_dict() for name, figure in figures.items()} | {"folds": results}
+        stored = {**_figures(run, folders, trained, results), "folds": results}
         write_json(run.folder / FOLDS, stored)
         if (count := sum("zero_shot" in numbers for numbers in results)) > 0:
             say(f"note: in {count} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
@@ -105,7 +90,7 @@ def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> N
     stored["final"] = _fit_final(run, folders)
     if run.team.is_main:
         write_json(run.folder / FOLDS, stored)
-        _write_report(run.folder / REPORT, recipe, figures, stored)
+        _write_report(run.folder / REPORT, recipe, stored)
         say(f"{verdict_of(stored).sentence}.")
         say(f"{headline_of(stored).words}; report: {run.folder / REPORT}")
 
@@ -126,7 +111,7 @@ def _train_fold(run: Run, folder: Path, final_stages: Sequence[Callable[[Run], N
 
 def _figures(
     run: Run, folders: Sequence[Path], trained: Mapping[Path, Run], results: Sequence[Mapping[str, Any]]
-) -> dict[str, FoldFigure]:
+) -> dict[str, dict[str, Any]]:
     """Return the figures of all folds together, and write the predictions that will calibrate the final model.
 
     `trained` contains the folds that were trained just now, and `results` the content of each fold's evaluation.json. A
@@ -158,21 +143,16 @@ def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
     """Train the final model on all images with settings from the finished folds; return its entry in folds.json."""
     recipe, table = run.recipe.replace(folds=None), run.inputs.table
 
-    def choose() -> tuple[Recipe, list[int]]:
-        """Return the recipe, and the best number of epochs of each fold."""
+    def best_epochs() -> list[int]:
+        """Return the best number of epochs of each fold; 0 for the zero-shot model."""
         if recipe.method == "probe":  # a head on frozen features has no epochs
-            return recipe, []
-        epochs = [read_description(folder)["provenance"]["metrics"]["epoch"] for folder in folders]
-        best = [epoch - ZERO_SHOT for epoch in epochs]  # the number of epochs; 0 for the zero-shot model
-        if not recipe.find_lr:
-            return recipe, best
-        rates = [load_run_recipe(folder / RECIPE).lr for folder in folders]
-        return recipe.replace(find_lr=False, lr=median_low(rates)), best
+            return []
+        return [read_description(folder)["provenance"]["metrics"]["epoch"] - ZERO_SHOT for folder in folders]
 
-    run.recipe, best = run.team.broadcast_from_main(choose)
+    run.recipe, best = recipe, run.team.broadcast_from_main(best_epochs)
     length = ""
     if best:
-        run.stop_after = median_epochs(best)
+        run.stop_after = int(median(best) + 0.5)  # 0 is the zero-shot model
         numbers = ", ".join(map(str, best))
         epochs = plural(run.stop_after, "epoch", "epochs")
         length = f", for {epochs}: the median of the best ones of the folds ({numbers})"
@@ -199,15 +179,10 @@ def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
     return run.team.broadcast_from_main(calibrate_final)
 
 
-def median_epochs(best: Sequence[int]) -> int:
-    """Return the number of epochs for the final model, from the best one of each fold; 0 is the zero-shot model."""
-    return int(median(best) + 0.5)
-
-
-def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure], stored: Mapping[str, Any]) -> None:
+def _write_report(path: Path, recipe: Recipe, stored: Mapping[str, Any]) -> None:
     """Write the HTML report; `stored` is the content of folds.json, which has the figures of each fold."""
     names = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")
-    shown = {name: item for name, item in figures.items() if name in names}
+    shown = {name: item for name, item in stored.items() if name in names}
     rows = [
         [
             f'<a href="fold-{number}/{REPORT}">fold {number}</a>{", zero-shot" if "zero_shot" in item else ""}',
@@ -216,12 +191,16 @@ def _write_report(path: Path, recipe: Recipe, figures: Mapping[str, FoldFigure],
         ]
         for number, item in enumerate(stored["folds"], start=1)
     ]
-    rows.append(["all", *map(str, shown.values()), str(sum(item["images"] for item in stored["folds"]))])
-    accuracy, headline = figures["accuracy"], headline_of(stored)
+    of_all = []
+    for item in shown.values():
+        bounds = "" if item["interval_95"] is None else f" (95 %: {interval_text(item['interval_95'], 4)})"
+        of_all.append("-" if item["mean"] is None else f"{item['mean']:.4f}{bounds}")
+    rows.append(["all", *of_all, str(sum(item["images"] for item in stored["folds"]))])
+    accuracy, headline = stored["accuracy"], headline_of(stored)
     figure, caption = "No figure", ""
-    if accuracy.mean is not None and accuracy.interval is not None:
-        figure = f"{100 * accuracy.mean:.1f} %"
-        caption = f"{headline.figure} (95 %: {interval_text([100 * end for end in accuracy.interval], 1)})"
+    if accuracy["mean"] is not None and accuracy["interval_95"] is not None:
+        figure = f"{100 * accuracy['mean']:.1f} %"
+        caption = f"{headline.figure} (95 %: {interval_text([100 * end for end in accuracy['interval_95']], 1)})"
     verdict = verdict_of(stored)
     record = fold_folder(path.parent, 0) / RECORD
     history = "was not trained on it; it is not recorded whether its pretrained weights had seen it"

@@ -324,7 +324,7 @@ def _size(recipe: Recipe) -> dict[str, Any]:
 Condition = tuple[Callable[[Recipe], bool], str]
 
 _ON_STEPS = (  # fields that act in the steps of a training
-    *("epochs", "time", "grad_accum", "optimizer", "lr", "find_lr", "weight_decay", "momentum", "schedule"),
+    *("epochs", "time", "grad_accum", "optimizer", "lr", "weight_decay", "momentum", "schedule"),
     *("warmup", "clip_grad", "ema", "swa", "label_smoothing", "teacher", "mixup", "cutmix", "keep", "patience"),
     *("compile", "logger", "save_every", "balance", "lp_ft", "decay_all", "step_per", "monitor", *hints_of(Augment)),
 )

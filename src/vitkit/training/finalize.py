@@ -162,11 +162,6 @@ def with_correction(model: Model, correction: PriorCorrection) -> Iterator[None]
                 model.get_parameter(f"{name}.bias").copy_(bias)
 
 
-def record_correction(classifier: Classifier, correction: PriorCorrection) -> None:
-    """Put the correction into the provenance that is saved with the classifier."""
-    classifier.provenance[BALANCE] = correction.to_dict()
-
-
 def correction_of(classifier: Classifier) -> PriorCorrection | None:
     """Return the correction recorded in a classifier; None if it was not trained by a run."""
     stored = classifier.provenance.get(BALANCE)
@@ -185,14 +180,11 @@ class ValidationFacts:
     folds: int = 0
 
 
-FitUnknown = Callable[[Classifier, Sequence[str]], Unknown | None]
-
-
 def calibrate_on(
     classifier: Classifier,
     evaluate_now: Callable[[], Evaluation] | None,
     facts: ValidationFacts,
-    fit_unknown: FitUnknown | None = None,
+    fit_unknown: Callable[[Classifier, Sequence[str]], Unknown | None] | None = None,
 ) -> Evaluation | None:
     """Fit the temperature, the strength of the prior correction, the thresholds and the record of held-out predictions.
 
@@ -230,7 +222,7 @@ def calibrate_on(
         after = correction.at(fit.temperature, fit.strength)
         change = [new - old for new, old in zip(after.in_head, correction.in_head, strict=True)]
         shift_head_bias(classifier.model, correction, change)
-        record_correction(classifier, after)
+        classifier.provenance[BALANCE] = after.to_dict()
     logits = (logits - current_shift) / fit.temperature + fit.strength * full_shift
     probabilities = to_probabilities(logits, uncalibrated.labels)
     if isinstance(uncalibrated, MultiEvaluation):

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,12 +29,12 @@ from vitkit.data.loading import (
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.model.build import Model, vit_of
+from vitkit.evaluation.figures import BALANCE
+from vitkit.model.build import vit_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.reporting import plots
-from vitkit.system.files import write_text
+from vitkit.system import environment
 from vitkit.system.processes import Deferral
-from vitkit.system.progress import ignore, progress
 from vitkit.system.run_files import LAST, RECIPE
 from vitkit.text.cells import plural
 from vitkit.training.adapters import add_low_rank, count_parameters, drop_patches, freeze_backbone
@@ -47,7 +45,6 @@ from vitkit.training.finalize import (
     log_weights,
     logit_shift,
     prior_correction,
-    record_correction,
     resolve_balance,
     shift_head_bias,
 )
@@ -56,16 +53,14 @@ from vitkit.training.loop import Interruption, Loop
 from vitkit.training.losses import Objective, TrainingObjective, objective_of
 from vitkit.training.probe import ZERO_SHOT_KEPT, HeadImages, initialise_head
 from vitkit.training.recipe import Recipe, checkpoint_every
-from vitkit.training.request import MakeOptimizer
 from vitkit.training.run_folder import Run
-from vitkit.training.stability import DivergedError, all_finite
+from vitkit.training.stability import DivergedError
 from vitkit.training.start import (
     augment_of,
     choose_compile,
     choose_device,
     choose_precision,
     choose_workers,
-    normalises_on_gpu,
 )
 from vitkit.training.teacher import Teacher
 
@@ -87,9 +82,6 @@ def learn(
     """
     recipe, inputs = run.recipe, run.inputs
     data, objective, fabric, seconds_before = prepare_training(run, classifier, teacher, data, head_images)
-    if recipe.find_lr:
-        recipe, search_seconds = run.team.broadcast_from_main(partial(choose_lr, run, classifier, data, objective))
-        seconds_before += search_seconds
     settings = identity(recipe, inputs.table, inputs.contents, classifier.provenance.get("teacher", {}).get("sha256"))
     callbacks = [DrawFirstBatch(run, data, classifier.preprocess)] if run.team.is_main else []
     return run_training(run, recipe, data, classifier, objective, fabric, seconds_before, settings, callbacks=callbacks)
@@ -113,7 +105,7 @@ def prepare_training(
         run.say(message)
     has_teacher = teacher is not None
     correction = prior_correction(counts, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
-    record_correction(classifier, correction)
+    classifier.provenance[BALANCE] = correction.to_dict()
     if recipe.head_from == "names":
         # Validation adds the correction. It is subtracted here, so that epoch 0 uses the names alone.
         shift_head_bias(model, correction, [-value for value in correction.in_head])
@@ -165,7 +157,8 @@ def prepare_device(run: Run, classifier: Classifier, data: BatchedImages) -> Fab
 def make_image_data(run: Run, classifier: Classifier, augment: Augment, *, is_balanced: bool = False) -> ImageData:
     """Return the images of a run in batches. With `is_balanced`, images of rare classes are drawn more often."""
     recipe, team = run.recipe, run.team
-    is_on_gpu = normalises_on_gpu(recipe)
+    # On a GPU, pixels are normalised there, so that the workers send them as bytes instead of floats.
+    is_on_gpu = environment.choose_device(recipe.device) == "cuda" and not recipe.random_erasing
     return ImageData(
         run.inputs.table,
         classifier.preprocess,
@@ -334,97 +327,3 @@ def _draw_training_images(
     titles = [train.name_of(row) or "none" for row in rows[:_MAX_DRAWN]]
     sheet = plots.contact_sheet(pictures, titles, f"Training images as the model sees them{suffix}")
     run.draw("What the model sees in training", sheet)
-
-
-# --- Finding a learning rate ---------------------------------------------------------------------------------------
-
-# With `--find-lr`, several short runs start from the same weights, and each tries one learning rate. Their steps are
-# those of the run itself, with the same teacher, mixing, class weights and precision, but the rate is constant after a
-# short warm-up. A single process computes all short runs, even if several train the model.
-
-LR_FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the recipe's learning rate
-TRIAL_STEPS, WARMUP_STEPS = 25, 5
-_SAMPLE_SIZE = 512  # images on which each learning rate is evaluated
-
-
-def choose_lr(run: Run, classifier: Classifier, data: BatchedImages, objective: Objective) -> tuple[Recipe, float]:
-    """Choose the learning rate of a run, and return its recipe with this rate, and the seconds that this took.
-
-    The recipe is also stored in the run folder and in the provenance.
-    """
-    assert isinstance(data, ImageData)
-    started, recipe = time.monotonic(), run.recipe
-    fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
-    report_step = partial(progress, "trying learning rates")
-    losses = find_lr(classifier.model, recipe, data, objective, fabric, report_step, run.hooks.optimizer)
-    best = min(losses, key=lambda lr: losses[lr])
-    if not math.isfinite(losses[best]):
-        message = "--find-lr: no learning rate led to a finite loss; give a lower --lr to search around"
-        raise VitkitError("training.diverged", message)
-    tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in losses.items())
-    kind = "validation" if len(data.val) else "training"
-    run.say(f"loss on {kind} images after {TRIAL_STEPS} steps by learning rate: {tried}; taking {best:g}")
-    recipe = recipe.replace(lr=best, find_lr=False)
-    classifier.provenance["recipe"].update(lr=best, find_lr=False)
-    write_text(run.folder / RECIPE, recipe.to_toml())
-    return recipe, time.monotonic() - started
-
-
-def find_lr(
-    model: Model,
-    recipe: Recipe,
-    data: ImageData,
-    objective: Objective,
-    fabric: Fabric,
-    progress: Callable[[int, int], None],
-    make_optimizer: MakeOptimizer | None = None,
-) -> dict[float, float]:
-    """Return the validation loss after a few steps, by learning rate. It is infinite for rates that diverge.
-
-    Every short run starts from `model`; neither the model nor the random state is changed. The recipe's `lr` is the
-    centre of the search. The loss is computed on a sample of the validation images or, without any, of the training
-    images. `progress` is called with the number of finished steps and their total.
-    """
-    sample, losses = data.sample(_SAMPLE_SIZE), {}
-    with torch.random.fork_rng():
-        for number, factor in enumerate(LR_FACTORS):
-            lr = recipe.lr * factor
-            trial = recipe.replace(lr=lr, schedule="constant", step_per="step", warmup=WARMUP_STEPS / TRIAL_STEPS)
-            trial = trial.replace(ema=0.0, swa=0.0, time=None, find_lr=False)
-            copied = copy.deepcopy(model).to(fabric.device).train()
-            state = TrainingState(copied, trial, TRIAL_STEPS, ignore, make_optimizer=make_optimizer)
-            losses[lr] = _trial_loss(state, objective, sample, fabric, _CountSteps(progress, number * TRIAL_STEPS))
-    sample.close()
-    return losses
-
-
-def _trial_loss(
-    state: TrainingState, objective: Objective, data: ImageData, fabric: Fabric, count: _CountSteps
-) -> float:
-    """Train for a few steps and return the loss on the validation images; infinite if the training diverges."""
-    stop = Deferral()
-    loop = Loop(state, objective, data, fabric, callbacks=[count], interruption=Interruption(stop))
-    try:
-        with stop:
-            while not state.should_stop:
-                loop.train_epoch()
-                if not all_finite(state.model):  # the run itself would end
-                    return math.inf
-                state.next_epoch()
-            loop.validate()
-    except DivergedError:  # the run itself would diverge as well
-        return math.inf
-    loss = state.metrics["val_loss"]
-    return loss if math.isfinite(loss) else math.inf
-
-
-@dataclass
-class _CountSteps:
-    """A callback that reports each step of a short run, and ends the run after `TRIAL_STEPS` steps."""
-
-    progress: Callable[[int, int], None]
-    before: int  # the steps of earlier short runs
-
-    def on_step_end(self, state: TrainingState) -> None:
-        self.progress(self.before + state.step, len(LR_FACTORS) * TRIAL_STEPS)
-        state.should_stop = state.step >= TRIAL_STEPS

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
 
-from vitkit.data.doctor.examine import Diagnosis, Finding, find_twins
+from vitkit.data.doctor.examine import Finding, find_twins
 from vitkit.data.earlier_labels import UNCHANGED, ChangesSinceRuns
 from vitkit.data.file_facts import FactTable
 from vitkit.data.seen import (
@@ -49,11 +49,6 @@ class RunImages:
     table: ImageTable
     facts: FactTable  # the content digest and the fingerprints of each file
     groups: tuple[int, ...]  # the group number of each image
-
-    @classmethod
-    def of(cls, diagnosis: Diagnosis) -> RunImages:
-        """Return the images of a data check. Copies of one picture form a group."""
-        return cls(diagnosis.table, diagnosis.facts, diagnosis.twins)
 
     @cached_property
     def contents(self) -> dict[str, str]:
@@ -265,30 +260,3 @@ def _split_findings(images: RunImages, after: ImageTable, kept: Sequence[str | N
         text = f"{count} {'picture is' if count == 1 else 'pictures are'} in two splits of {source}"
         findings.append(Finding("problem", text, is_settled=True))
     return findings
-
-
-def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str | None:
-    """Return a note if this run trains on test images of the latest run in the parent folder of `out`, else None.
-
-    By default, the parent folder is `runs`.
-    """
-    parent = Path("runs") if out is None else Path(out).parent
-    own = None if out is None else Path(out).resolve()
-    earlier = [path for path in parent.glob(f"*/{RECORD}") if path.parent.resolve() != own]
-    if not earlier:
-        return None
-    record = max(earlier, key=lambda path: path.stat().st_mtime)
-    try:
-        roles = PictureRecord.from_bytes(read_bytes(record), record).role_of()
-    except (VitkitError, OSError):  # this run does not need it
-        return None
-    table, digests = split_images.images.table, split_images.images.facts.column("digest")
-    trained = {digest[:DIGEST] for digest, split in zip(digests, table.splits, strict=True) if split == "train"}
-    tests = {digest for digest, role in roles.items() if role == "test"}
-    if not tests & trained:
-        return None
-    run = record.parent
-    return (
-        f"note: the split is new and trains on {len(tests & trained)} of the {len(tests)} test images of {run}, so "
-        f"their figures are for different images; --split-from {run} keeps its split"
-    )

@@ -31,13 +31,14 @@ from vitkit.data.loading import EvaluationImages
 from vitkit.data.splits import fold
 from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.evaluation.calibration import calibrate
+from vitkit.evaluation.figures import BALANCE
 from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.metrics import mean_average_precision
 from vitkit.inference.pipeline import thread_pool
 from vitkit.system.progress import progress
 from vitkit.system.run_files import FOLDS
 from vitkit.training.features import compute_features
-from vitkit.training.finalize import OutOfFold, prior_correction, record_correction, shift_head_bias
+from vitkit.training.finalize import OutOfFold, prior_correction, shift_head_bias
 from vitkit.training.run_folder import ZERO_SHOT, Run
 from vitkit.training.start import choose_precision
 
@@ -103,7 +104,7 @@ def fit_head(run: Run, classifier: Classifier, images: HeadImages, seen: Collect
     best = _fit_best_head(run, classifier, images, seen, run.inputs.earlier, is_tested=is_tested)
     counts = list(table.of_split("train").counts().values())
     correction = prior_correction(counts, "none", recipe.prior, classifier.model)
-    record_correction(classifier, correction)
+    classifier.provenance[BALANCE] = correction.to_dict()
     shift_head_bias(classifier.model, correction, correction.in_head)
     if best.predictions is not None:
         run.out_of_fold = best.predictions

@@ -104,8 +104,6 @@ class Method(Options):
     """Fit the new head to frozen features before training the rest; the default of full and lora."""
     head_from: Literal["auto", "names", "zero"] = "auto"
     """Initial head: the class names as encoded by CLIP or SigLIP, or zeros; auto: names, if they are words."""
-    find_lr: bool = False
-    """First compare short runs with a tenth to ten times lr, and use the best."""
     layer_decay: Annotated[float, Between(0.001, 1), BY_METHOD] = 1.0
     """Learning rate of each layer as a fraction of that of the next layer; 1: all equal."""
     patch_dropout: Annotated[float, Between(0, 0.99), BY_METHOD] = 0.0

@@ -12,7 +12,17 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import exclusive_in
 from vitkit.system.progress import reporting_to, silent
-from vitkit.system.run_files import PRETRAINING, RECIPE, SPLIT, check_run_folder, resume_command, run_of_fold
+from vitkit.system.run_files import (
+    LOG,
+    METRICS,
+    PRETRAINING,
+    RECIPE,
+    SPLIT,
+    check_run_folder,
+    folds_in,
+    resume_command,
+    run_of_fold,
+)
 from vitkit.training.cross_validation import cross_validate
 from vitkit.training.distributed import check_team, form_process_group
 from vitkit.training.finalize import OutOfFold
@@ -20,7 +30,7 @@ from vitkit.training.inputs import Inputs
 from vitkit.training.loggers import check_hooks
 from vitkit.training.recipe import Recipe
 from vitkit.training.request import NO_HOOKS, Hooks, load_run_recipe
-from vitkit.training.run_folder import Run, check_free, discard_if_empty, lock_run
+from vitkit.training.run_folder import Run, check_free, discard_if_empty, remove_temporary_files
 from vitkit.training.stages.calibrate import calibrate
 from vitkit.training.stages.evaluate import evaluate
 from vitkit.training.stages.examine import examine_images
@@ -132,7 +142,13 @@ def continue_run(run: Run, folder: Path, stages: Stages, data_root: Path | None 
     def prepare() -> None:
         check_team(run.request, run.team)
         run.hooks.check_resumed(folder)
-        lock_run(folder, run.exit_stack)
+        run.exit_stack.enter_context(exclusive_in(folder))
+        for member in (folder, *folds_in(folder)):
+            for name in (LOG, METRICS):
+                if (member / name).is_symlink():
+                    message = f"{member / name} is a link, but a run appends to it: replace it by the file"
+                    raise VitkitError("training.file-is-link", message)
+        remove_temporary_files(folder)
         for split_file in sorted(folder.rglob(SPLIT)):
             if data_root is not None:
                 move_run(split_file, data_root)

@@ -9,7 +9,8 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,11 +122,6 @@ class Run:
         files = {caption: folder / name for caption, name in PICTURES.items()}
         self.pictures = {caption: file.read_bytes() for caption, file in files.items() if file.is_file()}
 
-    def release_weights(self) -> Run:
-        """Drop the weights and the plan for loading them, so that their memory can be freed. Return the run itself."""
-        self.blueprint = replace(self.blueprint, weights=None, plan=None)
-        return self
-
     @property
     def config(self) -> Config:
         """The configuration of the model."""
@@ -182,8 +178,16 @@ def check_free(folder: Path, *, force: bool) -> None:
 
 
 def new_run_folder(name: str, exit_stack: ExitStack) -> Path:
-    """Create and lock a new folder `runs/NAME-N`. If it is still empty when `exit_stack` is closed, it is removed."""
-    folder = next_free(name)
+    """Create and lock a new folder `runs/NAME-N`, with the first free number.
+
+    If it is still empty when `exit_stack` is closed, it is removed.
+    """
+    Path("runs").mkdir(exist_ok=True)
+    for number in count(1):
+        folder = Path("runs", f"{name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()
+            break
 
     @exit_stack.callback
     def remove_if_empty() -> None:
@@ -192,35 +196,6 @@ def new_run_folder(name: str, exit_stack: ExitStack) -> Path:
 
     exit_stack.enter_context(exclusive_in(folder))
     return folder
-
-
-def next_free(name: str) -> Path:
-    """Create a new folder `runs/NAME-N`, with the first free number."""
-    Path("runs").mkdir(exist_ok=True)
-    number = 1
-    while True:
-        folder = Path("runs", f"{name}-{number}")
-        with suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-        number += 1
-
-
-def lock_run(folder: Path, exit_stack: ExitStack) -> None:
-    """Lock a run that will be continued, and remove temporary files of a killed process.
-
-    The lock is released when `exit_stack` is closed.
-
-    Raises:
-        VitkitError: another process has locked the folder, or the log or metrics.csv is a symbolic link.
-    """
-    exit_stack.enter_context(exclusive_in(folder))
-    for member in (folder, *folds_in(folder)):
-        for name in (LOG, METRICS):
-            if (member / name).is_symlink():
-                message = f"{member / name} is a link, but a run appends to it: replace it by the file"
-                raise VitkitError("training.file-is-link", message)
-    remove_temporary_files(folder)
 
 
 def discard_if_empty(folder: Path) -> None:

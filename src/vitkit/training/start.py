@@ -195,7 +195,15 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
             provenance["head"] = {"from": "names", "templates": list(templates)}
         else:
             tensors, report = plan.tensors()
-        load_pretrained(model, tensors, head)
+        target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
+        prefix = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
+        head_names = {name for name in target.state_dict() if name.startswith(prefix)}
+        mismatch = target.load_state_dict(tensors, strict=False)  # the tensors lack exactly the heads
+        assert set(mismatch.missing_keys) == head_names and not mismatch.unexpected_keys, mismatch
+        with torch.no_grad():
+            for name in head_names:
+                parameter = target.get_parameter(name)
+                parameter.copy_(head.get(name, torch.zeros_like(parameter)))
         provenance["weights"] = {"source": public_path(weights_of(recipe)), "from": dict(plan.provenance)}
     thresholds = table.task.thresholds(len(table.classes))
     return Classifier(
@@ -216,19 +224,6 @@ def digest_of_backbone(model: Model) -> str:
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def load_pretrained(model: Model, tensors: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> None:
-    """Load pretrained weights without their head into a model. Parameters of its heads missing in `head` become 0."""
-    target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
-    prefix = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
-    head_names = {name for name in target.state_dict() if name.startswith(prefix)}
-    mismatch = target.load_state_dict(tensors, strict=False)  # the tensors lack exactly the heads
-    assert set(mismatch.missing_keys) == head_names and not mismatch.unexpected_keys, mismatch
-    with torch.no_grad():
-        for name in head_names:
-            parameter = target.get_parameter(name)
-            parameter.copy_(head.get(name, torch.zeros_like(parameter)))
 
 
 def augment_of(recipe: Recipe, change: ChangePicture | None = None) -> Augment:
@@ -258,11 +253,6 @@ def choose_compile(recipe: Recipe, images: int) -> bool:
     return devices.choose_device(recipe.device) == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def normalises_on_gpu(recipe: Recipe) -> bool:
-    """Return whether pixels are normalised on a GPU. The workers then send pixels as bytes instead of floats."""
-    return devices.choose_device(recipe.device) == "cuda" and not recipe.random_erasing
-
-
 def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: int = 12) -> int:
     """Return the number of processes that prepare images, by default as many as cores and shared memory allow.
 
@@ -281,15 +271,11 @@ def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: in
     own_cores = cores() // processes
     height, width = size
     batch_bytes = bytes_per_pixel * recipe.batch_size * height * width
-    return min(0 if own_cores <= 2 else own_cores - 1, free_shared_memory() // (2 * 2 * batch_bytes * processes))
-
-
-def free_shared_memory() -> int:
-    """Return the free bytes of /dev/shm; `sys.maxsize` if there is no such folder."""
     try:
-        return shutil.disk_usage("/dev/shm").free  # noqa: S108  # only its size is read
-    except OSError:
-        return sys.maxsize
+        free = shutil.disk_usage("/dev/shm").free  # noqa: S108  # only its size is read
+    except OSError:  # there is no such folder
+        free = sys.maxsize
+    return min(0 if own_cores <= 2 else own_cores - 1, free // (2 * 2 * batch_bytes * processes))
 
 
 def versions(config: Config | None = None) -> dict[str, str]:

@@ -345,5 +345,4 @@ def _at_full_speed(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 
 def _excluded_costs(recipe: Recipe) -> list[str]:
-    lines = [f"time {recipe.time}: the training may end before its last epoch"] if recipe.time else []
-    return lines + (["find_lr: the short runs are not counted"] if recipe.find_lr else [])
+    return [f"time {recipe.time}: the training may end before its last epoch"] if recipe.time else []

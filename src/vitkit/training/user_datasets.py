@@ -59,7 +59,7 @@ from vitkit.weights.preprocessing import preprocess_of
 
 FILE_FIELDS = (  # of a recipe
     *("data", "layout", "follow_links", "labels", "split", "split_from", "group_by", "folds", "max_images"),
-    *("split_seed", "find_lr", "cache"),
+    *("split_seed", "cache"),
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
-from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -62,8 +61,8 @@ def anatomy(
 
     Returns:
         A result with the facts `page` (with all figures; its folder has each figure as a PNG file, and their values in
-        anatomy.npz), `arrays` (the values of each figure, by its name), `remarks` (about the images, about figures that
-        this model lacks, and about its position embeddings) and `notes`.
+        anatomy.npz), `arrays` (the values of each figure, by its name), `remarks` (about the images, and about
+        figures that this model lacks) and `notes`.
 
     Raises:
         VitkitError: the model cannot be loaded, there is no figure that can be drawn, none of the images can be read,
@@ -72,7 +71,6 @@ def anatomy(
     import numpy as np
 
     from vitkit.explanation.draw import to_png
-    from vitkit.explanation.model_analysis import row_and_column_contrast
     from vitkit.model.build import vit_of
     from vitkit.model.layers import evaluating
     from vitkit.text.pages import image, panel, panels, write_page
@@ -103,12 +101,6 @@ def anatomy(
             raise VitkitError("verbs.figures-missing", "; ".join(remarks))
         with replacing(folder / "anatomy.npz") as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
-        if "positions" in arrays:
-            row, column, neither = row_and_column_contrast(arrays["positions"])
-            remarks.append(
-                f"position similarity: {row:.2f} in the same row, {column:.2f} in the same column, "
-                f"{neither:.2f} in neither"
-            )
         head = ["<h1>Anatomy</h1>", *(f"<p>{escape(line)}</p>" for line in remarks)]
         write_page(folder / "index.html", "vitkit explain: anatomy", [*head, panels(*html)])
     page = folder / "index.html"
@@ -177,22 +169,10 @@ def _figures(model: VisionTransformer, images: Tensor | None) -> dict[str, _Anat
             lambda: anatomy.attention_distance(model, images),
             lambda values: anatomy.by_head(values, "Attention distance", "pixels of the input"),
         ),
-        "attention_entropy": _AnatomyFigure(
-            f"Over how many tokens each head spreads its attention: 0 bits mean one token, "
-            f"{log2(model.config.tokens):.1f} bits all tokens equally.",
-            lambda: anatomy.attention_entropy(model, images),
-            lambda values: anatomy.by_head(values, "Attention entropy", "bits"),
-        ),
         "token_norms": _AnatomyFigure(
             "Patches with much larger norms than the rest are artefacts: the model uses them to store global "
             "information, so they say nothing about their place in the picture (arXiv 2309.16588).",
             lambda: anatomy.norms_by_layer(model, images),
             lambda values: anatomy.norms(values, model.config.prefix_tokens),
-        ),
-        "layer_similarity": _AnatomyFigure(
-            "Linear CKA: 1 if two layers represent these images in the same way, 0 if they have nothing in common. "
-            "With few images, the estimate may be below 0.",
-            lambda: anatomy.layer_similarity(model, images),
-            anatomy.layer_grid,
         ),
     }

@@ -107,11 +107,9 @@ def doctor(
         an adjusted p-value of at most `level`. The table has a row for each test. Further facts are `verdict` (the
         result in a sentence), `model` (its name), `images` (the number of photographs that could be read),
         `validation_images` and `test_images` (the numbers of recorded images), `level`, `tests`, `shares` (for each
-        class, the fractions of the recorded images and of the photographs for which it is predicted), `detectable` (the
-        smallest rise of one class's fraction that is detected with a probability of 80 %; None if there are too few
-        photographs, `level` is too low, or there is only one class), `detection` (a sentence on this rise),
-        `unfamiliar` (the photographs that differ most, the least familiar first), `errors` (the reasons why other
-        photographs could not be read, by path), `computed` (the backend and precision), `notes` and `out`.
+        class, the fractions of the recorded images and of the photographs for which it is predicted), `unfamiliar` (the
+        photographs that differ most, the least familiar first), `errors` (the reasons why other photographs could not
+        be read, by path), `computed` (the backend and precision), `notes` and `out`.
 
     Raises:
         VitkitError: the data do not exist, fewer than two classes can be read, or `out` cannot be written.

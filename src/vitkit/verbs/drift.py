@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import islice
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +63,7 @@ def compare_with_run(
     force: bool,
 ) -> Result:
     """Check whether photographs are similar to the validation and test images of a model; see `vitkit.doctor`."""
-    from vitkit.evaluation.drift import Sample, class_shares, detectable_rise, drift_tests
+    from vitkit.evaluation.drift import Sample, class_shares, drift_tests
 
     if not 0 < level < 1:
         raise VitkitError("verbs.option-invalid", f"--level {level} must be above 0 and below 1")
@@ -95,23 +94,13 @@ def compare_with_run(
         ]
         different = [test.title for test in tests if test.adjusted <= level]
         verdict = _verdict(_name_of(model), len(sample), trust, different)
-        rise = detectable_rise(before, len(sample), classes, level)
-        if rise is None:
-            detection = (
-                "which rise of a class would be detected is unknown: there is one class, too few images, or a low level"
-            )
-        else:
-            detection = (
-                f"8 of 10 such comparisons detect that the share of {rise.name} rises from {rise.before:.1%} to "
-                f"{ceil(1000 * rise.now) / 10:.1f}%; smaller changes are often missed"
-            )
         earlier, now = class_shares(before, classes), class_shares(sample, classes)
         shares = {name: (earlier[name], now[name]) for name in classes}
         if out is not None:
             from vitkit.reporting.dataset_report import write_drift
 
             captions = [(photo.path, photo.caption()) for photo in unfamiliar]
-            write_drift(out, verdict, rows, shares, captions, notes.lines, level, detection)
+            write_drift(out, verdict, rows, shares, captions, notes.lines, level)
     facts = {
         "differs": bool(different),
         "images": len(sample),
@@ -120,7 +109,6 @@ def compare_with_run(
         "level": level,
         "tests": tests,
         "shares": shares,
-        "detectable": rise,
         "unfamiliar": unfamiliar,
         "errors": errors,
         "computed": classifier.computed,
@@ -134,7 +122,6 @@ def compare_with_run(
         verdict,
         *aligned([headings, *cells]),
         f"an adjusted value is at most {level:g} in no more than {chance} of comparisons in which nothing differs",
-        detection,
         "",
         "photographs that differ most:",
         *aligned([("path", "label", "confidence", "familiar"), *photographs]),
@@ -148,7 +135,7 @@ def compare_with_run(
 
         return f"<p>{escape(verdict)}</p>" + component("tests", rows)
 
-    answers = {"is_trustworthy": not different, "verdict": verdict, "detection": detection}
+    answers = {"is_trustworthy": not different, "verdict": verdict}
     named_tests = [{"name": test.name, **row} for test, row in zip(tests, rows, strict=True)]
     changes = {name: {"before": before, "now": now} for name, (before, now) in shares.items()}
     return Result(

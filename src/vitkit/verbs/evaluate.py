@@ -104,24 +104,14 @@ class EvaluationResult(Result):
 
     def lines(self) -> list[str]:
         """Return all figures with their intervals, the images that were left out, and the headline."""
-        from vitkit.evaluation.figures import SHARES, tta_lines
+        from vitkit.evaluation.figures import tta_lines
         from vitkit.evaluation.promises import trust_lines
         from vitkit.text.pages import decimals
 
         lines = [f"{self._images_in_words()} of {path_or_address(self.root)} ({self.computed})"]
-        for name, value_by_folds in self.figures.get("cross_fitted", {}).items():
-            lines.append(f"{name:18} {decimals(value_by_folds)} with cross-fitted thresholds")
         for name, value, interval in self._summary():
             lines.append(f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else ""))
         lines += tta_lines(self.figures)
-        points = self.figures.get("operating_points", {})  # accuracies for other frequencies of the classes
-        for name, frequencies in SHARES.items():
-            if point := points.get(name):
-                chosen = " (chosen)" if name == points["chosen"] else ""
-                lines.append(
-                    f"for classes {frequencies}: accuracy {point['accuracy']:.4f}, "
-                    f"balanced {point['balanced_accuracy']:.4f}{chosen}"
-                )
         lines += trust_lines(self.figures)
         width = max(5, *map(len, self.evaluation.classes))
         lines += ["", f"{'class':{width}}  precision  recall     F1  images"]

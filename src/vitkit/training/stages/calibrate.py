@@ -13,10 +13,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from vitkit.classifier import Classifier
+from vitkit.data.seen import PictureRecord, search_readable_images
 from vitkit.data.split_file import check_images
 from vitkit.data.splits import held_out_split
+from vitkit.errors import VitkitError
 from vitkit.evaluation.evaluator import evaluate, evaluate_with_earlier_labels, tested_images
 from vitkit.evaluation.figures import SHARES, chosen_on
 from vitkit.evaluation.headline import BY_FOLDS
@@ -24,11 +27,16 @@ from vitkit.evaluation.metrics import Evaluation, grouped
 from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import Unknown
 from vitkit.system.progress import progress
+from vitkit.text.cells import plural
+from vitkit.training.defaults import weights_of
+from vitkit.training.features import FeatureStore
 from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_on, correction_of, record_tests
-from vitkit.training.label_search import frozen_features
 from vitkit.training.run_folder import Run
 from vitkit.training.start import choose_device
-from vitkit.training.unknown import describe_unknown, fit_out_of_fold, fit_to_images
+from vitkit.training.unknown import fit_out_of_fold, fit_to_images
+from vitkit.weights.loading import inspect_source
+
+_MAX_SEARCHED = 20_000  # images in which label errors are searched for; more would take too much time and memory
 
 
 def calibrate(run: Run) -> None:
@@ -66,6 +74,35 @@ def calibrate(run: Run) -> None:
             record_tests(classifier, run.tested, inputs.seen("test"))
     finally:  # the calibration is saved even if the test fails or is interrupted
         classifier.save(run.folder)
+
+
+def frozen_features(run: Run) -> Tensor | None:
+    """Return the features of all images of a run, (n, D), under initial weights that had seen none of them.
+
+    Label errors are searched with these features, because the trained weights may have memorised the labels. The result
+    is None, and a line says why, if there are no such weights, too many images, or an unreadable image.
+    """
+    recipe, table = run.recipe, run.inputs.table
+    if recipe.weights == "none":
+        return None
+    if len(table) > _MAX_SEARCHED:
+        reason = f"there are more than {_MAX_SEARCHED:,} images"
+        run.say(f"only held-out images are searched for label errors, because {reason}")
+        return None
+    try:
+        weights = run.blueprint.weights or inspect_source(weights_of(recipe), use="training")
+        pictures = weights.plan().pictures  # None for published weights, which are assumed to have seen none of them
+        if pictures is not None:
+            _, overlap = search_readable_images(PictureRecord.from_bytes(pictures, weights_of(recipe)), table)
+            if overlap.seen():
+                reason = "the weights had been trained on some of these images"
+                run.say(f"note: only held-out images are searched for label errors: {reason}")
+                return None
+        store = run.features or FeatureStore(recipe, weights, run.photographs)
+        return store.features(table, "looking for label errors")
+    except VitkitError as error:  # an image has become unreadable
+        run.say(f"note: label errors were not searched for: {error}")
+        return None
 
 
 def fit_calibration(run: Run, facts: ValidationFacts) -> None:
@@ -139,7 +176,13 @@ def _fit_unknown(
         return None
     if unknown is not None:
         kind = VALIDATION if predictions is None else CROSS_VALIDATED
-        run.say(f"{describe_unknown(unknown, kind)} ({time.monotonic() - started:.0f} s)")
+        by = plural(len(unknown.known), kind.removesuffix("s"), kind)
+        line = f"unknown images are recognised by the distance to the nearest training images, with {by}"
+        for limit in unknown.limits:
+            low, high = limit.bounds
+            shares = f"{limit.kind} {limit.share:.0%} (95 %: {low:.0%} to {high:.0%})"
+            line += f"; if {unknown.accepted:.0%} of known images pass as known, so do these unknown ones: {shares}"
+        run.say(f"{line} ({time.monotonic() - started:.0f} s)")
     return unknown
 
 

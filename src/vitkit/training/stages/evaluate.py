@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+import torch
 
 from vitkit.data.doctor.examine import caveats_of
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.evaluator import earlier_figures, with_labels
-from vitkit.evaluation.figures import all_figures, calibration_rise, describe, unrecorded_reason, unseen_part, without
+from vitkit.evaluation.figures import all_figures, describe, unrecorded_reason, unseen_part, without
 from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
 from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.promises import trust_figures, trust_lines
-from vitkit.training.label_search import find_label_errors
 from vitkit.training.run_folder import Run
 from vitkit.training.stages.calibrate import calibration_images
 from vitkit.training.start import choose_precision
@@ -40,16 +42,11 @@ def evaluate(run: Run) -> None:
     run.evaluation = unseen_part(tested, seen)
     reported = run.evaluation or tested
     if run.calibration is not None and run.numbers.get("ece") is not None:
-        rise = calibration_rise(reported, run.numbers)
-        rise_in_words = ""
-        if rise is not None:
-            change = "no more" if rise.is_chance else "more"
-            rise_in_words = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(reported.labels)} images"
         fitted_on = f"{len(run.calibration.labels)} {calibration_images(run.calibration)}"
         errors = f"{run.numbers['ece_before_temperature']:.4f} -> {run.numbers['ece']:.4f}"
         run.say(
             f"temperature {run.numbers['temperature']:.3f}, fitted on {fitted_on}: "
-            f"calibration error {errors} on {reported.split} images{rise_in_words}"
+            f"calibration error {errors} on {reported.split} images"
         )
     for line in trust_lines(run.numbers):
         run.say(line)
@@ -65,6 +62,23 @@ def evaluate(run: Run) -> None:
             run.say(f"{label_errors.describe_errors(suspected)} (among held-out images, according to the model itself)")
     run.label_errors = suspected
     run.numbers["label_errors"] = label_errors.summary(suspected)
+
+
+def find_label_errors(run: Run) -> list[label_errors.LabelError] | None:
+    """Return labels in all images of a run that are likely wrong, the most doubtful first.
+
+    The result is None if the run has no features under weights that had not seen the images (`run.frozen_features`).
+    """
+    started, table = time.monotonic(), run.inputs.table
+    if run.frozen_features is None:
+        return None
+    targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
+    errors = label_errors.from_features(table, run.frozen_features, targets.to(torch.int64), run.recipe.seed)
+    precision = choose_precision(run.recipe.precision, run.recipe.device)
+    seconds = time.monotonic() - started
+    described = label_errors.describe_errors(errors)
+    run.say(f"{described} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
+    return errors
 
 
 def _figures_by_folds(run: Run) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitkit.data.splits import fold, order_in_proportion
 from vitkit.data.table import SINGLE_LABEL, ImageTable
@@ -65,27 +64,18 @@ def probe_accuracy(
     fold_of = torch.tensor(fold(train, folds, seed, group_of))
     is_correct = torch.zeros(len(train), dtype=torch.bool)
     for number in range(folds):
-        is_correct |= _correct_in_fold(x, y, fold_of, number, len(train.classes))
+        # This is nested cross-validation: with at least three folds, the penalty is chosen by the log loss on one of
+        # the other folds, not on the tested one. With two folds, it has its default value.
+        tested, validation = fold_of == number, fold_of == (number + 1) % folds
+        fitted, penalty = ~(tested | validation), DEFAULT_PENALTY
+        if fitted.any():
+            penalty = choose_head(x[fitted], y[fitted], (x[validation], y[validation]), len(train.classes)).penalty
+        head = choose_head(x[~tested], y[~tested], None, len(train.classes), penalty)
+        is_correct |= ((x @ head.weight.T + head.bias).argmax(dim=1) == y) & tested
         progress("cross-validating", number + 1, folds)
     values = is_correct.numpy().astype(np.float64)
     bounds = mean_interval(values, 1.0, Units.of(len(values), np.array(group_of)))
     return float(values.mean()), bounds, len(values)
-
-
-def _correct_in_fold(x: Tensor, y: Tensor, fold_of: Tensor, number: int, classes: int) -> Tensor:
-    """Return whether each image is in a fold and is classified correctly by a probe fitted to the other folds, (n,).
-
-    This is nested cross-validation: with at least three folds, the penalty is chosen by the log loss on one of the
-    other folds, not on the tested one. With two folds, it has its default value.
-    """
-    tested = fold_of == number
-    validation = fold_of == (number + 1) % int(fold_of.max() + 1)
-    fitted = ~(tested | validation)
-    penalty = DEFAULT_PENALTY
-    if fitted.any():
-        penalty = choose_head(x[fitted], y[fitted], (x[validation], y[validation]), classes).penalty
-    head = choose_head(x[~tested], y[~tested], None, classes, penalty)
-    return ((x @ head.weight.T + head.bias).argmax(dim=1) == y) & tested
 
 
 def resolve(run: Run) -> None:

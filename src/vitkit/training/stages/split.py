@@ -73,7 +73,8 @@ def _folds(images: RunImages, overlap: Overlap, recipe: Recipe, untested: Collec
         tested = replace(table, splits=tuple("test" if other == number else "train" for other in fold_of))
         kept, dropped = move_to_training(replace(images, table=tested), (None,) * len(table), untested)
         part = SplitImages(replace(images, table=split(tested, shares, recipe.seed_of_split, groups, kept)), overlap)
-        part = part.take(sorted(set(range(len(table))) - set(dropped))) if dropped else part
+        if dropped:
+            part = part.take([i for i in range(len(table)) if i not in dropped])
         if len(set(part.images.table.of_split("train").labels)) < 2 and not table.sets:
             raise VitkitError(
                 "training.class-alone",

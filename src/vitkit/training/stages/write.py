@@ -12,7 +12,7 @@ from vitkit.system.files import read_bytes, write_bytes, write_json
 from vitkit.system.run_files import LABELS, REQUEST, fold_folder
 from vitkit.training.distributed import describe_team
 from vitkit.training.inputs import Inputs
-from vitkit.training.lineage import ancestry_findings, note_shared_tests
+from vitkit.training.lineage import ancestry_findings
 from vitkit.training.recipe import name_of
 from vitkit.training.run_folder import Run, discard_if_empty, new_run_folder, remove_run_files
 
@@ -26,8 +26,6 @@ def write_inputs(run: Run) -> None:
         findings = say_findings(run, [*findings, *check_splits(part.images.table)])
         run.inputs = Inputs.of(part, run.seen_before, findings)
         run.inputs.write(run.folder, run.recipe)
-        if (line := note_shared_tests(run.out, part)) is not None:
-            run.say(line)
 
 
 def write_folds(run: Run) -> None:

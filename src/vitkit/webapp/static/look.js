@@ -9,7 +9,7 @@ import { clock } from "./progress.js";
 
 const TITLES = {
   gradient: "Evidence for this class", rollout: "Attention through all layers", raw: "Attention in the last layer",
-  "gradient-attention": "Evidence for this class, last layer", occlusion: "Effect of covering each part",
+  occlusion: "Effect of covering each part",
 };
 
 export async function show(main, studio) {
