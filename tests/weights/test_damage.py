@@ -108,7 +108,7 @@ def understand(tensors: dict[str, StoredTensor], name: str) -> SourceWeights:
     whole = dataclasses.replace(checkpoint(name), tensors=tensors)
     made_of = REWRITTEN[name][0] if name in REWRITTEN else name
     said = {} if name in HF or made_of in NPZ else foreign.make(made_of).options
-    return read_foreign(whole, None, said, allow_partial=False, image_size=None, grid=None)
+    return read_foreign(whole, None, said, allow_partial=False, image_size=None)
 
 
 def of_shape(*shape: int) -> StoredTensor:

@@ -31,7 +31,6 @@ class Known:
         stored_name: a function that takes vitkit's name of a tensor and returns the checkpoint's name, for messages.
         image_size: the (height, width) that the user requests, or None.
         written_size: the (height, width) in a file next to the weights, or None.
-        grid: the patch grid of the position embeddings, if the user states it.
         is_hybrid: whether a ResNet precedes the patch embedding.
         is_published: whether the user requested the weights by their published name.
         is_described: whether the published name, or a file next to the weights, determines the architecture.
@@ -41,7 +40,6 @@ class Known:
     stored_name: Callable[[str], str]
     image_size: Pair | None = None
     written_size: Pair | None = None
-    grid: Pair | None = None
     is_hybrid: bool = False
     is_published: bool = False
     is_described: bool = False
@@ -290,7 +288,7 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
         return height, width
 
     requested = None if known.image_size is None else grid_of(known.image_size)
-    written = known.grid or (None if known.written_size is None else grid_of(known.written_size))
+    written = None if known.written_size is None else grid_of(known.written_size)
     if "pos_embed" not in shapes:
         # Tables of relative biases have a fixed size, which `written` describes; other positions fit any grid.
         grid = (written or requested) if fields.get("position") == "relative_bias" else (requested or written)
@@ -310,9 +308,7 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
             if grid is not None and grid[0] * grid[1] == length - prefix > 0:
                 fields["prefix_positions"] = prefix == tokens
                 if grid == requested != (side, side) and written is None and side * side == length - prefix:
-                    assumed["grid"] = (
-                        f"{grid[0]}x{grid[1]}, as in image_size; to resize positions instead, set grid=({side}, {side})"
-                    )
+                    assumed["grid"] = f"{grid[0]}x{grid[1]}, as in image_size, and not {side}x{side}"
                 return grid
     # A token is missing, or the grid is not square.
     extra = length - math.isqrt(length) ** 2

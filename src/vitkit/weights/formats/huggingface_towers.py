@@ -21,7 +21,6 @@ from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import huggingface_described as json_files
 from vitkit.weights.formats.export import Files, check_expressible, model_of, one_or_pair, tensors_under
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, with_axes
-from vitkit.weights.origin import NAFLEX
 
 _BLOCK = re.compile(r"^(vision_model\.)?encoder\.layers\.(\d+)\.(?:self_attn\.(?:[qkv]|out)_proj|layer_norm[12])\.")
 _TYPES = {  # by `model_type` of the whole model, and of the image encoder
@@ -129,7 +128,8 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
     kind = (checkpoint.config or {}).get("model_type")
     if kind in ("siglip2", "siglip2_vision_model") or (kind is None and kernel is not None and len(kernel.shape) == 2):
         raise VitkitError(
-            "weights.architecture-unsupported", f"{checkpoint.path}: this is {NAFLEX}; it is not supported yet"
+            "weights.architecture-unsupported",
+            f"{checkpoint.path}: this is SigLIP 2 NaFlex, for images of any aspect; it is not supported yet",
         )
     if f"{prefix}embeddings.token_embedding.weight" in checkpoint.tensors:
         raise VitkitError(
