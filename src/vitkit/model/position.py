@@ -215,13 +215,9 @@ class RelativePosition(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return q (B, H, n, D_h) and k unchanged, and the values to add to the logits, (B, H, n, N)."""
-        return q, k, scale * self.logits(q)
-
-    def logits(self, q: Tensor) -> Tensor:
-        """Compute the unscaled values to add to the logits from q: (B, H, n, D_h) -> (B, H, n, N)."""
         B, H, n, _ = q.shape
         by_offset = q @ self.table.to(q.dtype).t()  # (B, H, n, 2N-1)
-        return by_offset.gather(-1, self.index[:n].expand(B, H, n, self.tokens))
+        return q, k, scale * by_offset.gather(-1, self.index[:n].expand(B, H, n, self.tokens))
 
 
 def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinusoids | None, nn.ModuleList | None]:

@@ -14,7 +14,7 @@ from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
 from vitkit.verbs.inputs import PREPROCESS
 from vitkit.verbs.result import Result
-from vitkit.weights.formats import CHECKPOINT_FORMATS, VITKIT, file_suffixes, format_for_path, writable
+from vitkit.weights.formats import CHECKPOINT_FORMATS, VITKIT, file_suffixes, writable
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -82,7 +82,8 @@ def convert(
         VitkitError: the source cannot be loaded, the layout cannot represent the model, or the destination exists.
     """
     destination = Path(destination)
-    kind = to or format_for_path(destination)
+    by_suffix = (name for name, form in writable().items() if destination.suffix in form.suffixes)
+    kind = to or next(by_suffix, VITKIT)
     form = CHECKPOINT_FORMATS.get(kind)
     if form is not None and not form.is_folder and destination.suffix not in form.suffixes:
         raise VitkitError("verbs.out-suffix", f"{destination} must end in {' or '.join(form.suffixes)}")

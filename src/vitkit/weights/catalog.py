@@ -324,19 +324,11 @@ def choose_weights(name: str, use: Use) -> ChosenWeights | None:
             "weights.weights-unpublished",
             f"no published weights of {name} are a {wanted}; use one of these: {', '.join(known)}",
         )
-    description = {
-        "imagenet1k": "a classifier of ImageNet-1k",
-        "imagenet21k": "of ImageNet-21k with its 21,843 classes",
-        "none": "features without a classifier",
-    }[entry.classes]
-    if use == "training":
-        description = "which fine-tunes best" if entry.classes == "imagenet21k" else "DeiT's own"
     size = config_for(name).image_size
     resized = "" if entry.preprocess.size == size else f", its positions resized to {size[0]} pixels"
     body = entry.name.partition(".")[0].rpartition("_")[0]
     note = (
-        f"{entry.name} ({entry.licence}), {description}{resized}; {name} names no tag: "
-        f"`vitkit models {body} --weights` lists others"
+        f"{entry.name} ({entry.licence}){resized}; {name} names no tag: `vitkit models {body} --weights` lists others"
     )
     return ChosenWeights(entry, size, note)
 
@@ -373,15 +365,10 @@ def _check_tag(name: str) -> None:
     tagged = _TAGGED.fullmatch(name)
     if tagged is None or tagged["tag"] in _SUFFIXES or name in _rows():
         return
-    if tags := tags_of(tagged["model"]):
+    tags = tags_of(tagged["model"])
+    if tags or is_model_name(tagged["model"]):
         raise VitkitError(
             "weights.tag-unknown",
-            f"{tagged['model']} has no weights {tagged['tag']!r} in the catalog, only {', '.join(tags)}; newer ones "
-            f"may be on the Hugging Face hub: timm/{name}",
-        )
-    if is_model_name(tagged["model"]):
-        raise VitkitError(
-            "weights.tag-unknown",
-            f"{tagged['model']} has no weights {tagged['tag']!r}: the catalog has no tagged weights of this model; "
-            "`vitkit models --weights` lists all weights",
+            f"{tagged['model']} has no weights {tagged['tag']!r} in the catalog, only {', '.join(tags) or 'none'}; "
+            f"newer ones may be on the Hugging Face hub: timm/{name}",
         )

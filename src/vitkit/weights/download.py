@@ -68,11 +68,7 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
 
 
 def cache_path(url: str) -> Path:
-    """Return the path in the cache for the file of an address, whether or not the file exists.
-
-    Raises:
-        VitkitError: the address is not an https address of a file.
-    """
+    """Return the path in the cache for the file of an address, whether or not the file exists."""
     if not _is_allowed_url(url):
         raise VitkitError(
             "weights.address-invalid", f"cannot download {url!r}: expected an address that begins with https://"

@@ -31,7 +31,6 @@ class Known:
         stored_name: a function that takes vitkit's name of a tensor and returns the checkpoint's name, for messages.
         image_size: the (height, width) that the user requests, or None.
         written_size: the (height, width) in a file next to the weights, or None.
-        is_hybrid: whether a ResNet precedes the patch embedding.
         is_published: whether the user requested the weights by their published name.
         is_described: whether the published name, or a file next to the weights, determines the architecture.
     """
@@ -40,7 +39,6 @@ class Known:
     stored_name: Callable[[str], str]
     image_size: Pair | None = None
     written_size: Pair | None = None
-    is_hybrid: bool = False
     is_published: bool = False
     is_described: bool = False
 
@@ -101,7 +99,8 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
             "weights.tensor-misshapen",
             f"{name} must be a convolution kernel with four dimensions, not of shape {kernel}",
         )
-    if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(known.fields) and not known.is_hybrid:
+    is_hybrid = any(name.startswith("patch_embed.backbone.") for name in shapes)
+    if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(known.fields) and not is_hybrid:
         raise VitkitError(
             "weights.tensor-misshapen",
             f"{name} has {kernel[1]} channels, not 1 or 3: set in_channels={kernel[1]} if this is intended",
@@ -149,7 +148,7 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
         "distill_head": any(name.startswith("head_dist.") for name in shapes),
         "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
     }
-    if any(name.startswith("patch_embed.backbone.") for name in shapes):
+    if is_hybrid:
         units: dict[int, int] = {}  # the number of residual units of each stage
         unit_name = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
         for match in filter(None, map(unit_name.match, shapes)):

@@ -114,11 +114,7 @@ class LoadPlan:
         return tensors, report
 
     def build(self) -> Classifier:
-        """Build the classifier, reading the values directly into a model without initial weights.
-
-        Raises:
-            VitkitError: a value is NaN or infinite; the message names the tensor.
-        """
+        """Build the classifier, reading the values directly into a model without initial weights."""
         tensors, report = self.tensors()
         about_head = ("metrics", "balance", "head", "templates")
         provenance = {k: v for k, v in self.provenance.items() if self.keeps_head or k not in about_head}
@@ -372,23 +368,13 @@ def inspect(
     num_classes: int | None = None,
     image_size: int | Pair | None = None,
     *,
-    classes: Sequence[str] | None = None,
-    preprocess: PreprocessLike | None = None,
-    allow_partial: bool = False,
     use: Use = "answers",
     network: str | None = None,
     progress: Progress = silent,
-    **overrides: Any,
+    **options: Any,
 ) -> LoadPlan:
     """Return the plan that `load` would follow with the same arguments, without reading the values."""
-    return inspect_source(source, use=use, network=network).plan(
-        num_classes,
-        image_size,
-        classes=classes,
-        preprocess=preprocess,
-        allow_partial=allow_partial,
-        **overrides,
-    )
+    return inspect_source(source, use=use, network=network).plan(num_classes, image_size, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -518,11 +504,7 @@ def inspect_source(source: str | Path, *, use: Use = "answers", network: str | N
 
 
 def locate(source: str | Path) -> tuple[Path, Entry | None]:
-    """Return the path of weights, downloading them if necessary, and their catalog entry if there is one.
-
-    Raises:
-        VitkitError: the source is neither a path nor a published name, or it cannot be downloaded.
-    """
+    """Return the path of weights, downloading them if necessary, and their catalog entry if there is one."""
     path = Path(source)
     if path.exists():
         return path, None
@@ -546,11 +528,7 @@ def locate(source: str | Path) -> tuple[Path, Entry | None]:
 
 
 def fetch(entry: Entry) -> Path:
-    """Return the file or folder of published weights, downloading it unless it is in the cache.
-
-    Raises:
-        VitkitError: see `download.fetch_url` and `download.fetch_hub`.
-    """
+    """Return the file or folder of published weights, downloading it unless it is in the cache."""
     from vitkit.weights import download
 
     if entry.url is not None:

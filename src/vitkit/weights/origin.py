@@ -31,7 +31,7 @@ from vitkit.text.cells import listed
 from vitkit.weights import download
 from vitkit.weights.catalog import Entry, class_names, unique
 from vitkit.weights.checkpoint import Checkpoint, read_checkpoint, readers
-from vitkit.weights.formats import CHECKPOINT_FORMATS, publisher_preprocess, readable
+from vitkit.weights.formats import CHECKPOINT_FORMATS, publisher_preprocess
 from vitkit.weights.formats.timm import TUTORIALS, preprocess_from_pretrained
 from vitkit.weights.infer import Known, ambiguous_fields, infer
 from vitkit.weights.layout import Layout, Task, account_for
@@ -174,7 +174,6 @@ def read_foreign(
         stored_name=lambda name: " + ".join(layout.stored_names(name)),
         image_size=image_size,
         written_size=layout.image_size,
-        is_hybrid=any(name.startswith("patch_embed.backbone.") for name in shapes),
         is_published=entry is not None,
         is_described=is_described,
     )
@@ -256,7 +255,7 @@ def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
         bare = {name.removeprefix(f"{word}."): tensor for name, tensor in checkpoint.tensors.items()}
         candidates.append((dataclasses.replace(checkpoint, tensors=bare), f"{word}."))
     for candidate, prefix in candidates:
-        for form in readable():
+        for form in CHECKPOINT_FORMATS.values():
             if (layout := form.recognise(candidate)) is not None:
                 return candidate, layout, prefix
     raise VitkitError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
@@ -22,8 +23,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats import export
 from vitkit.weights.formats import huggingface_described as json_files
-from vitkit.weights.formats.export import Files
-from vitkit.weights.formats.huggingface_towers import tower_files
+from vitkit.weights.formats.huggingface_towers import tower_tensors
 from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, require, same
 
 _BLOCK = re.compile(
@@ -43,11 +43,7 @@ _USUAL_PREPROCESS: dict[str, dict[str, Any]] = {
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint of one of these models; None for any other.
-
-    Raises:
-        VitkitError: the model is not supported, or its register tokens are missing.
-    """
+    """Return the layout of a checkpoint of one of these models; None for any other."""
     names = checkpoint.tensors
     matches = [match for name in names if (match := _BLOCK.match(name))]
     if not matches:
@@ -232,13 +228,17 @@ _CONFIG_FIELDS = {
 
 def write(classifier: Classifier, destination: Path) -> None:
     """Write a folder with the tensors, config.json and preprocessor_config.json."""
-    export.write_folder(classifier, destination, _files)
-
-
-def _files(classifier: Classifier) -> Files:
     config = export.model_of(classifier).config
     if config.embed_norm or config.pool == "map":
-        return tower_files(classifier)
+        tensors, described = tower_tensors(classifier)
+    else:
+        tensors, described = _tensors(classifier, config)
+    descriptions = {"config.json": described, "preprocessor_config.json": json_files.processor(classifier.preprocess)}
+    export.write_folder(classifier, destination, tensors, descriptions)
+
+
+def _tensors(classifier: Classifier, config: ViTConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors, and the content of config.json."""
     family = family_of(config)
     is_dino = family.startswith("dinov2")
     has_head = config.num_classes > 0
@@ -266,8 +266,7 @@ def _files(classifier: Classifier) -> Files:
         prefix = f"{family}." if has_head else ""
         # transformers requires this tensor, but does not use it in predictions.
         tensors[f"{prefix}embeddings.mask_token"] = torch.zeros(1, config.hidden_size)
-    described = _config(classifier, family)
-    return tensors, {"config.json": described, "preprocessor_config.json": json_files.processor(classifier.preprocess)}
+    return tensors, _config(classifier, family)
 
 
 _CLASSES = {

@@ -63,11 +63,7 @@ class Family:
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint if it belongs to one of the `Eva` families; None for any other.
-
-    Raises:
-        VitkitError: the checkpoint lacks a tensor that all models of its family have.
-    """
+    """Return the layout of a checkpoint if it belongs to one of the `Eva` families; None for any other."""
     names = checkpoint.tensors
     if not has(names, r"blocks\.\d+\.(attn|mlp)\.") or has(names, r"blocks\.\d+\.attn\.(q_norm|gate|rel.*table)"):
         return None  # Sapiens, which has fewer keys than queries; BEiT
