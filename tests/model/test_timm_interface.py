@@ -36,7 +36,7 @@ def test_what_is_not_decayed_is_what_timm_does_not_decay() -> None:
 
 
 @torch.no_grad()
-def test_heads_are_reset_and_swapped_and_checkpointing_is_set_as_in_timm() -> None:
+def test_heads_are_reset_and_swapped_as_in_timm() -> None:
     model = build(representation_size=9)
     before = model.state_dict()
     model.reset_classifier(7)
@@ -50,10 +50,6 @@ def test_heads_are_reset_and_swapped_and_checkpointing_is_set_as_in_timm() -> No
     assert (distilled.head.out_features, distilled.head_dist.out_features) == (3, 3)
     model.head = nn.Linear(model.num_features, 11)
     assert model(torch.zeros(1, 3, *model.config.image_size)).shape == (1, 11)
-    model.set_grad_checkpointing()
-    assert model.checkpointing == 1
-    model.set_grad_checkpointing(enable=False)
-    assert not model.checkpointing
 
 
 @pytest.mark.parametrize(

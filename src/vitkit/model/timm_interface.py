@@ -105,7 +105,3 @@ class TimmModel:
         """Return the names of the parameters without weight decay: tokens and positions."""
         names = ("cls_token", "dist_token", "reg_token", "pos_embed", "rope")
         return {name for name, _ in self.named_parameters() if name.partition(".")[0] in names}
-
-    def set_grad_checkpointing(self: Any, enable: bool = True) -> None:
-        """Switch activation checkpointing of all blocks on or off. Checkpointing saves memory and costs time."""
-        self.checkpointing = int(enable)

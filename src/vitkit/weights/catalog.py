@@ -142,7 +142,6 @@ def facts_of(name: str) -> ModelFacts:
 
 
 def _entry(row: Mapping[str, str]) -> Entry:
-    """Return the entry that a row of one of the files describes."""
     fields: dict[str, Any] = {name: row[name] for name in ("name", "architecture", "classes", "licence", "paper")}
     pixels: dict[str, Any] = {name: row[name] for name in ("fit", "interpolation")}
     mean, std = (tuple(map(float, row[column].split())) for column in ("mean", "std"))

@@ -299,7 +299,6 @@ _KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "network", 
 
 
 def _has_member(path: Path, ending: str) -> bool:
-    """Return whether a zip file contains a file whose name has this ending."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(ending) for name in archive.namelist())

@@ -230,14 +230,11 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
             "weights.repository-gated",
             f"{repo_id} is gated: accept its terms on https://huggingface.co/{repo_id} and log in with `hf auth login`",
         ) from error
-    except errors.RepositoryNotFoundError as error:
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise VitkitError(
             "weights.repository-unknown",
-            f"the hub has no repository {repo_id}, or it is private: check the name, or log in with `hf auth login`",
-        ) from error
-    except errors.HFValidationError as error:
-        raise VitkitError(
-            "weights.repository-unknown", f"{repo_id!r} is not a repository on the hub: expected owner/name"
+            f"the hub has no repository {repo_id!r}, or it is private: check its name (owner/name), or log in with "
+            "`hf auth login`",
         ) from error
     except Exception as error:  # the hub's HTTP library, and so its errors, change from release to release
         check_online(repo_id, "download its files elsewhere and name their folder")

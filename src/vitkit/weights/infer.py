@@ -88,7 +88,6 @@ def _lengths(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
 
 
 def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
-    """Infer the fields of the patch embedding, the tokens and the layers."""
     is_learned = known.fields.get("position", "learned_1d") == "learned_1d"
     for name in ("patch_embed.proj.weight", *(("pos_embed",) if is_learned else ())):
         if name not in shapes:
@@ -161,7 +160,6 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
 
 
 def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) -> dict[str, Any]:
-    """Infer the fields of the pooling and the head."""
     has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
     has_token = known.fields.get("class_token", fields["class_token"])
     pool = "token" if has_token and not has_fc_norm else "gap"

@@ -99,7 +99,6 @@ def without_size(preprocess: Preprocess) -> dict[str, Any]:
 
 
 def _parse_settings(text: str, channels: int) -> dict[str, Any]:
-    """Parse the name of a publisher, or settings separated by commas, into fields of `Preprocess`."""
     text = text.strip()
     fields = publisher_preprocess(text)
     if fields is not None:

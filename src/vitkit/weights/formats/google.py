@@ -167,7 +167,6 @@ def _heads_joined(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
 
 
 def _out(ours: str, theirs: str) -> dict[str, Piece]:
-    """Return the `Piece`s of the output projection of the attention, whose stored kernel has an axis for heads."""
     weight = Piece(
         (f"{theirs}/kernel",),
         lambda kernel: kernel.flatten(0, 1).t(),  # (H, D_h, D)

@@ -83,22 +83,6 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
-def layout_for(config: ViTConfig) -> Layout:
-    """Return Hugging Face's layout for this configuration."""
-    family = family_of(config)
-    names: list[str] = [f"{family}."]  # parts of tensor names, from which `_pieces` infers the variant
-    if config.distill_head:
-        names.append("cls_classifier.weight")
-    if config.mlp_kind == "swiglu":
-        names.append(".mlp.weights_in.")
-    if family.startswith("dinov2"):
-        names.append(".layer_scale1.")
-    prefix = f"{family}." if config.num_classes else ""
-    is_folded = family == "dinov2_with_registers"
-    pieces = _pieces(prefix, f"{prefix}encoder.layer", config.layers, names, is_folded=is_folded)
-    return Layout(format=f"Hugging Face {family}", pieces=pieces, preprocess=_USUAL_PREPROCESS[family])
-
-
 def family_of(config: ViTConfig) -> str:
     """Return the model type of transformers that can express this configuration."""
     if config.registers:
@@ -210,7 +194,6 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
 
 
 def _eps(family: str) -> float:
-    """Return transformers' default for the epsilon of layer norms."""
     return 1e-6 if family.startswith("dinov2") or family == "vit_msn" else 1e-12
 
 
@@ -261,9 +244,18 @@ def _tensors(classifier: Classifier, config: ViTConfig) -> tuple[dict[str, Tenso
     )
     if is_dino and config.layer_scale is None:
         raise export.inexpressible("Hugging Face", "layer_scale None with this head")
-    tensors = export.tensors_under(classifier, layout_for(config))
+    names: list[str] = [f"{family}."]  # parts of tensor names, from which `_pieces` infers the variant
+    if config.distill_head:
+        names.append("cls_classifier.weight")
+    if config.mlp_kind == "swiglu":
+        names.append(".mlp.weights_in.")
     if is_dino:
-        prefix = f"{family}." if has_head else ""
+        names.append(".layer_scale1.")
+    prefix = f"{family}." if has_head else ""
+    is_folded = family == "dinov2_with_registers"
+    pieces = _pieces(prefix, f"{prefix}encoder.layer", config.layers, names, is_folded=is_folded)
+    tensors = export.tensors_under(classifier, Layout(format=f"Hugging Face {family}", pieces=pieces))
+    if is_dino:
         # transformers requires this tensor, but does not use it in predictions.
         tensors[f"{prefix}embeddings.mask_token"] = torch.zeros(1, config.hidden_size)
     return tensors, _config(classifier, family)

@@ -104,7 +104,6 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _family(checkpoint: Checkpoint, prefix: str) -> str:
-    """Return the family according to config.json, or by tensors that only one family has."""
     kernel = checkpoint.tensors.get(f"{prefix}embeddings.patch_embedding.weight")
     kind = (checkpoint.config or {}).get("model_type")
     if kind in ("siglip2", "siglip2_vision_model") or (kind is None and kernel is not None and len(kernel.shape) == 2):

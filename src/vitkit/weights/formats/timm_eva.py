@@ -216,7 +216,6 @@ def shapes_like(names: Names, pattern: str) -> list[tuple[int, ...]]:
 
 
 def _sizes(names: Names) -> tuple[int, int]:
-    """Return the number of layers and the hidden size."""
     layers = {match[1] for name in names if (match := re.match(r"blocks\.(\d+)\.", name))}
     sizes = [shape[0] for shape in shapes_like(names, r"blocks\.\d+\.norm[12]\.weight$") if shape]
     return len(layers), max(sizes, key=sizes.count, default=0)
