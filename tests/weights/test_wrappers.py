@@ -45,7 +45,6 @@ WRAPPED: dict[str, tuple[Callable[[State], Any], str]] = {
     "model_state_dict": (lambda own: {"model_state_dict": own, "optimizer_state_dict": MOMENTS}, "from model_state_di"),
     "state_dict_ema": (lambda own: {"state_dict": OTHER, "state_dict_ema": own}, "state_dict was ignored"),
     "model_ema": (lambda own: {"model": OTHER, "model_ema": own}, "model was ignored: model_ema was taken"),
-    "params_ema": (lambda own: {"params": OTHER, "params_ema": own}, "params was ignored: params_ema was taken"),
     "DINO": (
         lambda own: {"student": under("module.backbone.", OTHER), "teacher": under("backbone.", own)},
         "taken from teacher",
