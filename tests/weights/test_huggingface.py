@@ -114,12 +114,27 @@ def test_a_setting_that_is_not_supported_is_refused(tmp_path: Path, fields: dict
         vitkit.load(tmp_path)
 
 
-def test_label2id_names_the_classes_if_id2label_does_not_and_other_fields_are_left(tmp_path: Path) -> None:
+def test_label2id_names_the_classes_if_id2label_does_not_and_a_field_that_is_not_known_is_named(tmp_path: Path) -> None:
     saved(tmp_path)
     labels = {"id2label": None, "label2id": {"d": 3, "b": 1, "a": 0, "c": 2}}
     rewritten(tmp_path / "config.json", **labels, window_layers=[3], nothing=None)
     rewritten(tmp_path / "preprocessor_config.json", image_processor_type="ViTImageProcessor", gamma=2)
-    assert vitkit.load(tmp_path).classes == ("a", "b", "c", "d")
+    found = vitkit.load(tmp_path)
+    notes = "\n".join(found.report.notes)
+    assert "window_layers" in notes and "gamma" in notes and "nothing" not in notes
+    assert found.classes == ("a", "b", "c", "d")
+
+
+KINDS = "ViT DeiT Dinov2 Dinov2WithRegisters ViTMAE ViTMSN IJepa Beit Data2VecVision DINOv3ViT CLIPVision SiglipVision"
+
+
+def test_the_tables_have_every_field_of_transformers() -> None:
+    for kind in (*KINDS.split(), "CLIP"):
+        fields = getattr(transformers, f"{kind}Config")().to_dict()
+        assert not fields.keys() - described.KNOWN - described.ONLY.keys(), kind
+    for kind in described.PROCESSORS:
+        fields = getattr(transformers, f"{kind}ImageProcessor")().to_dict()
+        assert not fields.keys() - described.KNOWN_PIXELS - described.ONLY_PIXELS.keys(), kind
 
 
 @pytest.mark.parametrize(("outputs", "problem"), [(4, "multi_label_classification"), (1, None)])

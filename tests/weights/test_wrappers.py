@@ -67,7 +67,8 @@ WRAPPED: dict[str, tuple[Callable[[State], Any], str]] = {
         },
         "model.module was ignored: ema_model.module.module was taken",
     ),
-    "tensors beside": (lambda own: {"state_dict": own, "best_acc1": ONE[0], 1: ONE}, "taken from state_dict"),
+    "tensors beside": (lambda own: {"state_dict": own, "best_acc1": ONE[0], "rng": ONE}, "(best_acc1, rng) was"),
+    "names of classes": (lambda own: {"net": own, "class_names": ["a", "b", "c"], 1: 2}, "(class_names, 1) was"),
     "an average": (lambda own: {"model": OTHER, "average_model": own}, "model was ignored: average_model was taken"),
     "teacher and student": (lambda own: {**under("student.", OTHER), **under("teacher.", own)}, "student was ignored"),
 }

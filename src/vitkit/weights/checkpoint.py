@@ -360,9 +360,10 @@ def read_torch(path: Path) -> Checkpoint:
 
 
 def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor], dict[str, str]]:
-    """Return the keys that lead to the weights, the weights by name, and the sets that were not taken, with reasons."""
+    """Return the keys that lead to the weights, the weights by name, and what was not taken, with the reasons."""
     wrappers: tuple[str, ...] = ()
     ignored: dict[str, str] = {}
+    beside: list[str] = []  # the keys of anything other than weights, on every level
     while isinstance(content, Mapping) and not _is_state_dict(content):
         ranks: dict[Any, tuple[int, int]] = {}
         for name, value in content.items():
@@ -377,6 +378,7 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
                 "weights.sets-ambiguous", f"{path} contains several sets of weights, {sets}: save only one of them"
             )
         ignored |= {".".join([*wrappers, str(name)]): f"{taken} was taken" for name in others}
+        beside += [str(name) for name in content if name not in ranks]
         wrappers, content = (*wrappers, str(taken)), content[taken]
     if not isinstance(content, Mapping):
         raise VitkitError(
@@ -389,6 +391,9 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
         raise VitkitError(
             "weights.tensors-absent", f"{path} contains no tensors by name, but {keys}: save model.state_dict()"
         )
+    beside += [str(name) for name in content if name not in weights]
+    if beside:
+        ignored[f"what stands beside the weights ({listed(beside, 6)})"] = "only weights are read"
     return wrappers, weights, ignored
 
 

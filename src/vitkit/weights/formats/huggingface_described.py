@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMA
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.text.arguments import is_number
+from vitkit.text.cells import listed
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.layout import Task
 
@@ -30,16 +31,44 @@ _TASKS: dict[str, Task] = {
 }
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
-# Fields of config.json that change what a model computes, and the values that are supported.
-_ONLY: dict[str, tuple[Any, ...]] = {
+# Every field of config.json is in one of these tables: it is read by the modules of the layouts, has no effect on
+# predictions, or must have one of the values in `ONLY`. Fields that are in none of them are named in the load report.
+_READ = """model_type hidden_act layer_norm_eps image_size patch_size num_channels num_hidden_layers hidden_size
+num_attention_heads qkv_bias num_register_tokens layerscale_value pooler_act id2label problem_type vision_config
+vision_use_head use_relative_position_bias use_shared_relative_position_bias use_absolute_position_embeddings
+use_mean_pooling rope_theta"""
+_SHOWN_BY_TENSORS = """intermediate_size mlp_ratio use_swiglu_ffn use_gated_mlp pooler_output_size query_bias key_bias
+value_bias proj_bias mlp_bias layer_scale_init_value num_labels label2id architectures use_mask_token vocab_size"""
+_OF_TRAINING = """attention_probs_dropout_prob hidden_dropout_prob attention_dropout dropout drop_path_rate
+initializer_range initializer_factor mask_ratio norm_pix_loss pos_embed_shift pos_embed_jitter pos_embed_rescale
+finetuning_task use_auxiliary_head auxiliary_loss_weight auxiliary_channels auxiliary_num_convs auxiliary_concat_input
+semantic_loss_ignore_index gradient_checkpointing logit_scale_init_value"""
+_OF_OTHER_PARTS = """encoder_stride decoder_num_attention_heads decoder_hidden_size decoder_num_hidden_layers
+decoder_intermediate_size text_config text_config_dict vision_config_dict projection_dim out_features out_indices
+stage_names reshape_hidden_states pool_scales add_fpn"""
+_OF_PROGRAMS = """_name_or_path name_or_path transformers_version dtype torch_dtype return_dict return_dict_in_generate
+use_cache output_attentions output_hidden_states output_scores chunk_size_feed_forward torchscript use_bfloat16
+attn_implementation _attn_implementation _attn_implementation_autoset _commit_hash _num_labels use_return_dict"""
+_OF_TEXTS = """add_cross_attention bad_words_ids begin_suppress_tokens bos_token_id cross_attention_hidden_size
+decoder_start_token_id diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size eos_token_id
+exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id is_decoder is_encoder_decoder length_penalty
+max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences pad_token_id prefix
+remove_invalid_values repetition_penalty sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p typical_p"""
+KNOWN = frozenset(" ".join((_READ, _SHOWN_BY_TENSORS, _OF_TRAINING, _OF_OTHER_PARTS, _OF_PROGRAMS, _OF_TEXTS)).split())
+ONLY: dict[str, tuple[Any, ...]] = {
     "apply_layernorm": (True,),  # features are normalised here
     "pruned_heads": ({},),
     "quantization_config": (),
     "function_to_apply": (),
 }
-# The operations of the image processor that are read or that do not affect predictions. Any other must be switched off.
-_OPERATIONS = ("do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_convert_rgb", "do_reduce_labels")
-_ONLY_PIXELS: dict[str, tuple[Any, ...]] = {
+# The same for the fields of the image processor. An unknown operation, `do_...`, must be switched off.
+_READ_PIXELS = """image_processor_type feature_extractor_type do_rescale rescale_factor do_normalize image_mean
+image_std resample size do_center_crop crop_size default_to_square"""
+_WITHOUT_EFFECT = """do_convert_rgb do_reduce_labels processor_class _processor_class data_format input_data_format
+return_tensors device disable_grouping _valid_processor_keys image_seq_length name_or_path transformers_version"""
+KNOWN_PIXELS = frozenset(f"{_READ_PIXELS} {_WITHOUT_EFFECT}".split())
+ONLY_PIXELS: dict[str, tuple[Any, ...]] = {
     "do_resize": (True,),
     "do_rescale": (True,),  # pixels are scaled to 0 ... 1
     "rescale_offset": (False,),
@@ -53,7 +82,7 @@ _FILE = "the image processor (preprocessor_config.json or processor_config.json)
 # What transformers' image processors do unless their file says otherwise.
 _CLIP = {"resample": 3, "do_center_crop": True, "size": {"shortest_edge": 224}, "image_mean": CLIP_MEAN}
 _CLIP |= {"image_std": CLIP_STD, "default_to_square": False}
-_PROCESSORS: dict[str, dict[str, Any]] = {
+PROCESSORS: dict[str, dict[str, Any]] = {
     "ViT": {"resample": 2},
     "DeiT": {"resample": 3, "do_center_crop": True, "size": 256},
     "Bit": _CLIP,
@@ -85,14 +114,10 @@ def described_layout(
     config, processor = checkpoint.config or {}, checkpoint.preprocessor
     vision_config = config.get("vision_config")
     vision_config = {**config, **(vision_config if isinstance(vision_config, Mapping) else {})}
-    operations = {name: (False,) for name in processor or {} if name.startswith("do_") and name not in _OPERATIONS}
-    only_pixels = {**operations, **_ONLY_PIXELS}
-    for file, written, only in (("config.json", vision_config, _ONLY), (_FILE, processor or {}, only_pixels)):
-        for name, values in only.items():
-            if written.get(name) is not None and written[name] not in values:
-                expected = f"; expected {values[0]}" if values else ": leave it out"
-                raise _unsupported(f"{file}: {name} {written[name]!r:.60} is not supported{expected}")
-    notes: tuple[str, ...] = ()
+    # Operations that vitkit does not know must be switched off.
+    operations = {name: (False,) for name in processor or {} if name.startswith("do_") and name not in KNOWN_PIXELS}
+    notes = _check_fields(vision_config, KNOWN, ONLY, "config.json")
+    notes += _check_fields(processor or {}, KNOWN_PIXELS, {**operations, **ONLY_PIXELS}, _FILE)
     model_size = parse_size(vision_config.get("image_size"))
     processed_size = None  # of the images from the image processor; None if it depends on the picture
     if processor is not None:
@@ -114,6 +139,18 @@ def described_layout(
         "task": task_of(config),
         "notes": notes,
     }
+
+
+def _check_fields(
+    written: Mapping[str, Any], known: Set[str], only: Mapping[str, tuple[Any, ...]], file: str
+) -> tuple[str, ...]:
+    """Check the fields of a file that must have one of the values in `only`, and return a note about unknown fields."""
+    for name, values in only.items():
+        if written.get(name) is not None and written[name] not in values:
+            expected = f"; expected {values[0]}" if values else ": leave it out"
+            raise _unsupported(f"{file}: {name} {written[name]!r:.60} is not supported{expected}")
+    names = [name for name, value in written.items() if name not in known | only.keys() and value is not None]
+    return (f"{file}: not read, because unknown here: {listed(names, 6)}",) if names else ()
 
 
 def activation(name: Any) -> dict[str, str]:
@@ -194,10 +231,10 @@ def _with_defaults(processor: Mapping[str, Any], family: str) -> dict[str, Any]:
     else:
         match = re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(class_name))
         kind = match[1] if match else ""
-    if kind not in _PROCESSORS:
-        raise _unsupported(f"{_FILE}: {class_name!r:.60} is not supported; expected that of {', '.join(_PROCESSORS)}")
+    if kind not in PROCESSORS:
+        raise _unsupported(f"{_FILE}: {class_name!r:.60} is not supported; expected that of {', '.join(PROCESSORS)}")
     stated = {name: value for name, value in processor.items() if value is not None}
-    return {**_OF_ALL, **_PROCESSORS[kind], **stated}
+    return {**_OF_ALL, **PROCESSORS[kind], **stated}
 
 
 def channel_values(written: Any, name: str, file: str) -> tuple[float, ...]:
