@@ -205,6 +205,7 @@ def small_flowers() -> None:
     vitkit.Classifier(randomise(tiny_model(depth=1)), COLOURS, vitkit.Preprocess(size=32)).save("runs/flowers")
 
 
+@pytest.mark.accept  # tests/exporting compares such files by day
 def test_3_29_onnx(row: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     small_flowers()
@@ -218,6 +219,7 @@ def test_3_29_onnx(row: Any) -> None:
     )
 
 
+@pytest.mark.accept
 def test_3_30_torch_export(row: Any) -> None:
     small_flowers()
     row()

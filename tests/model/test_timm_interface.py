@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import vitkit
 from refusals import refused
-from tiny import build, images
+from tiny import build
 from vitkit.model import VisionTransformer, config_for
 from vitkit.weights import create_model
 
@@ -28,41 +28,6 @@ def pair() -> tuple[Any, Any, Tensor]:
     return ours, theirs, torch.randn(2, 3, 16, 16)
 
 
-@pytest.mark.parametrize(
-    ("indices", "fields"),
-    [(None, {}), (2, {"norm": True, "output_fmt": "NLC"}), ([0, -1], {"return_prefix_tokens": True}), ([1], {})],
-    ids=str,
-)
-@torch.no_grad()
-def test_intermediates_are_timms(indices: Any, fields: dict[str, Any]) -> None:
-    ours, theirs, images = pair()
-    stop_early = indices == [1] or "norm" in fields
-    (end, own), (their_end, other) = (
-        model.forward_intermediates(images, indices, stop_early=stop_early, **fields) for model in (ours, theirs)
-    )
-    torch.testing.assert_close(end, their_end, atol=1e-5, rtol=1e-5)
-    assert len(own) == len(other)
-    for a, b in zip(own, other, strict=True):
-        torch.testing.assert_close(a, tuple(b) if isinstance(b, list) else b, atol=1e-5, rtol=1e-5)
-    alone = ours.forward_intermediates(images, indices, intermediates_only=True, stop_early=stop_early, **fields)
-    assert len(alone) == len(own)
-
-
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"indices": [99]}, "model.layer-missing"),
-        ({"indices": 99}, "model.value-invalid"),
-        ({"indices": 0}, "model.value-invalid"),
-        ({"output_fmt": "NHWC"}, "model.value-invalid"),
-    ],
-)
-def test_a_layer_or_format_that_is_not_there_is_refused(options: dict[str, Any], code: str) -> None:
-    model = build()
-    with refused(code):
-        model.forward_intermediates(images(config=model.config), **options)
-
-
 def test_what_is_not_decayed_is_what_timm_does_not_decay() -> None:
     ours, theirs, _ = pair()
     there = {name for name, _ in theirs.named_parameters()}
@@ -70,41 +35,21 @@ def test_what_is_not_decayed_is_what_timm_does_not_decay() -> None:
     assert ours.num_features == theirs.num_features and ours.num_classes == theirs.num_classes
 
 
-def test_a_model_without_attention_pooling_gets_none_with_a_new_head() -> None:
-    with refused("model.option-unsupported", "map"):
-        build().reset_classifier(7, "map")
-    pooled = build(pool="map")
-    pooled.reset_classifier(7, "map")
-    assert pooled(images(2, config=pooled.config)).shape == (2, 7)
-
-
-@pytest.mark.parametrize("pool", [None, "avg", "token"])
 @torch.no_grad()
-def test_a_new_head_is_of_zeros_and_reads_what_is_asked_for(pool: str | None) -> None:
+def test_heads_are_reset_and_swapped_as_in_timm() -> None:
     model = build(representation_size=9)
     before = model.state_dict()
-    assert model.get_classifier() is model.head
-    model.reset_classifier(7, pool)
+    model.reset_classifier(7)
     assert model(torch.randn(2, 3, *model.config.image_size)).eq(0).all() and model.num_classes == 7
-    assert model.config.pool == ("gap" if pool == "avg" else "token") and model.config.class_token
     assert all(torch.equal(before[name], own) for name, own in model.state_dict().items() if "head" not in name)
     assert set(VisionTransformer(model.config).state_dict()) == set(model.state_dict())
     model.reset_classifier(0)
-    assert model.head is None and model.get_classifier() is None
-
-
-def test_heads_are_got_reset_and_swapped_and_checkpointing_is_set_as_in_timm() -> None:
-    model = build(distill_token=True, distill_head=True)
-    assert model.get_classifier() == (model.head, model.head_dist)
-    model.reset_classifier(3)
-    assert [head.out_features for head in model.get_classifier()] == [3, 3]
-    model = build()
+    assert model.head is None
+    distilled = build(distill_token=True, distill_head=True)
+    distilled.reset_classifier(3)
+    assert (distilled.head.out_features, distilled.head_dist.out_features) == (3, 3)
     model.head = nn.Linear(model.num_features, 11)
     assert model(torch.zeros(1, 3, *model.config.image_size)).shape == (1, 11)
-    model.set_grad_checkpointing()
-    assert model.checkpointing == 1
-    model.set_grad_checkpointing(enable=False)
-    assert not model.checkpointing
 
 
 @pytest.mark.parametrize(

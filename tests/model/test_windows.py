@@ -1,5 +1,6 @@
 """Attention within rows, columns and windows: eqs. 6-7 by hand, who reads whom, and every way to compute it."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,15 @@ def by_hand(model: VisionTransformer, layer: int, x: Tensor) -> Tensor:
 
 
 @every
-@pytest.mark.parametrize("fused", [True, False])
-def test_each_layer_is_attention_by_hand(fields: dict[str, Any], fused: bool) -> None:
+def test_each_layer_is_attention_by_hand(fields: dict[str, Any]) -> None:
     model = build(**fields).double()
-    model.fused_attention = fused
     x = torch.randn(2, model.config.tokens, model.config.hidden_size, dtype=torch.float64)
     for layer in range(model.config.layers):
         attention = model.blocks[layer].attn
         if isinstance(attention, Attention):
             wanted = by_hand(model, layer, x)
-            for queries in (None, 1, model.config.prefix_tokens + 3):
+            for queries, fused in itertools.product((None, 1, model.config.prefix_tokens + 3), (True, False)):
+                attention.fused = fused
                 made = attention(x, queries, model.positions_of(layer)[1])
                 assert largest_difference(made, wanted[:, :queries]) < 1e-12
 
@@ -158,17 +158,14 @@ def saved(model: VisionTransformer, folder: Path) -> None:
 
 
 @few
-def test_a_model_survives_its_folder(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_a_model_survives_its_folder_and_another_size_of_image_keeps_the_windows(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
     model = build(**fields)
     saved(model, tmp_path / "model")
     again = vitkit.load(tmp_path / "model").model
     assert again.config == model.config == ViTConfig.from_dict(model.config.to_dict())
     assert torch.equal(again(images(config=model.config)), model(images(config=model.config)))
-
-
-@few
-def test_another_size_of_image_keeps_the_windows(tmp_path: Path, fields: dict[str, Any]) -> None:
-    saved(build(**fields), tmp_path / "model")
     larger = vitkit.load(tmp_path / "model", image_size=(72, 48)).model
     assert larger.config.grid == (9, 6) and larger.config.window_size == fields.get("window_size")
     x = torch.randn(1, larger.config.tokens, larger.config.hidden_size)

@@ -22,7 +22,6 @@ PATCH_NORM = {"patch_norm": True}, {"embed_norm_layer": partial(nn.LayerNorm, ep
 DROPOUT = {"dropout": 0.5, "attention_dropout": 0.5, "position_dropout": 0.5, "drop_path": 0.5}
 CASES: dict[str, Case] = {
     "token": ({}, {}),
-    "gap": ({"pool": "gap"}, GAP),
     "patch norm": PATCH_NORM,
     "dropout in eval mode": (DROPOUT, {}),
 }

@@ -1,6 +1,5 @@
 """Downloads against servers of every temper, on this machine: nothing leaves it."""
 
-import base64
 import hashlib
 import json
 import os
@@ -35,16 +34,11 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def google_hash(data: bytes) -> str:
-    return f"crc32c=AAAAAA==,md5={base64.b64encode(hashlib.md5(data).digest()).decode()}"
-
-
 @dataclass
 class Server:
     """One file under every path, and how its server behaves."""
 
     body: bytes = BYTES
-    headers: dict[str, str] = field(default_factory=dict)
     ranges: bool = True
     breaks: list[int] = field(default_factory=list)  # after how many bytes each answer breaks off
     statuses: list[int] = field(default_factory=list)  # errors before the first good answer
@@ -67,7 +61,7 @@ class Server:
 
     def _send(self, request: BaseHTTPRequestHandler) -> None:
         start, wanted = 0, request.headers.get("Range")
-        status, headers, end = 200, dict(self.headers), len(self.body)
+        status, headers, end = 200, dict[str, str](), len(self.body)
         if wanted and self.ranges:
             start = int(wanted.removeprefix("bytes=").rstrip("-"))
             if start >= len(self.body):
@@ -89,12 +83,11 @@ class Server:
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
-    """`serve(ranges=False)` is a server like that; the cache is empty, pauses are short and the network is allowed."""
+    """`serve(ranges=False)` is a server like that; the cache is empty and the network is allowed."""
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(download, "_PAUSES", (0.001, 0.001, 0.001))
     running: list[ThreadingHTTPServer] = []
 
     def start(**temper: Any) -> Server:
@@ -202,21 +195,20 @@ def test_an_interrupted_download_goes_on_where_it_stopped(serve: Callable[..., S
     assert leftovers(server.url) == []
 
 
-def test_a_connection_that_breaks_is_taken_up_again(serve: Callable[..., Server]) -> None:
-    server = serve(breaks=[100_000] * 5)
-    with refused("weights.download-failed", server.url, "400000 bytes"):  # the next call continues
-        fetch_url(server.url)
+def test_a_connection_that_breaks_is_taken_up_by_the_next_call(serve: Callable[..., Server]) -> None:
+    server = serve(breaks=[100_000] * 2)
+    for kept in (100_000, 200_000):
+        with refused("weights.download-failed", server.url, f"{kept} bytes are kept"):
+            fetch_url(server.url)
+    assert not cache_path(server.url).exists()
     assert fetch_url(server.url, digest(BYTES)).read_bytes() == BYTES
-    starts = range(100_000, 600_000, 100_000)
-    assert [asked.get("range") for asked in server.asked] == [None, *(f"bytes={start}-" for start in starts)]
+    assert [asked.get("range") for asked in server.asked] == [None, "bytes=100000-", "bytes=200000-"]
 
 
 def test_a_server_without_ranges_sends_the_whole_file_again(serve: Callable[..., Server]) -> None:
-    server = serve(ranges=False, breaks=[700_000] * 4)
+    server = serve(ranges=False, breaks=[700_000])
     with refused("weights.download-failed", server.url, "700000 bytes"):
         fetch_url(server.url)
-    assert not cache_path(server.url).exists()
-    assert part_of(server.url).stat().st_size == 700_000
     assert fetch_url(server.url).read_bytes() == BYTES
 
 
@@ -224,8 +216,9 @@ def test_a_file_that_shrank_between_attempts_is_begun_anew(serve: Callable[..., 
     server = serve()
     interrupt(server, after=600_000)
     server.body = OTHER[:1000]
+    with refused("weights.download-failed", "416"):
+        fetch_url(server.url)
     assert fetch_url(server.url).read_bytes() == OTHER[:1000]
-    assert ["range" in asked for asked in server.asked] == [False, True, False]
 
 
 @pytest.mark.parametrize("expected", [digest(BYTES)[:8], digest(BYTES).upper()])
@@ -239,29 +232,13 @@ def test_a_file_of_a_wrong_checksum_is_deleted(serve: Callable[..., Server], exp
     assert fetch(entry).read_bytes() == BYTES
 
 
-def test_google_s_md5_is_checked_where_no_sha256_is_known(serve: Callable[..., Server]) -> None:
-    server = serve(headers={"x-goog-hash": google_hash(BYTES)})
-    interrupt(server, after=600_000)
-    part = part_of(server.url)
-    part.write_bytes(b"\0" * part.stat().st_size)  # the disk did this
-    with refused("weights.download-failed", "MD5"):
-        fetch_url(server.url)
-    assert not cache_path(server.url).exists()
-    interrupt(server, after=len(BYTES))
-    assert fetch_url(server.url).read_bytes() == BYTES
-
-
-@pytest.mark.parametrize(("status", "asked"), [(404, 1), (429, 4), (500, 4)])
-def test_a_busy_server_is_asked_again_and_one_without_the_file_is_not(
-    serve: Callable[..., Server], status: int, asked: int
-) -> None:
-    server = serve(statuses=[status] * 99)
+@pytest.mark.parametrize("status", [404, 500])
+def test_an_error_of_the_server_is_said(serve: Callable[..., Server], status: int) -> None:
+    server = serve(statuses=[status])
     with refused("weights.download-failed", f"{status}"):
         fetch_url(server.url)
-    assert len(server.asked) == asked
     assert leftovers(server.url) == []
-    if asked > 1:
-        assert fetch_url(serve(statuses=[status, status]).url).read_bytes() == BYTES
+    assert fetch_url(server.url).read_bytes() == BYTES
 
 
 @pytest.mark.parametrize("kind", ["refuses", "silent", "no length"])

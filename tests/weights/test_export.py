@@ -23,7 +23,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.weights import load, write
-from vitkit.weights.formats.timm import preprocess_from_config, preprocess_from_pretrained
+from vitkit.weights.formats.timm import preprocess_from_pretrained
 
 SQUARE = {"image_size": (16, 16)}
 DINO = {"layer_scale": 0.1, "pool": "token+gap", "mlp_size": 64}
@@ -244,8 +244,7 @@ def test_a_transform_or_numbers_that_are_not_supported_are_named_before_the_firs
         with refused("data.preprocess-unknown", "border" if name == "crop_mode" else name):
             preprocess(Image.new("RGB", (40, 40)))
     with refused("weights.description-invalid", "mean"):
-        preprocess_from_config({"pretrained_cfg": {"mean": [None], "std": [0.5] * 3}})
-    assert preprocess_from_config({"pretrained_cfg": {"mean": None, "label_names": ["a", "b"]}}) is None
+        preprocess_from_pretrained({"mean": [None], "std": [0.5] * 3})
 
 
 @pytest.mark.parametrize("missing", ["mean", "std", "interpolation", "crop_pct", "crop_mode"])

@@ -322,14 +322,10 @@ def test_a_grid_that_is_not_square_is_settled_by_the_image_size(tmp_path: Path) 
     classifier = load(tmp_path / "w.safetensors", image_size=(8, 24), heads=4)
     batch = images(config=model.config)
     assert torch.equal(answers(classifier, batch), model(batch))
-    other = load(tmp_path / "w.safetensors", image_size=(16, 16), grid=(2, 6), heads=4)
-    assert other.report.resized[0].old == (2, 6)
     # As many patches in another grid are taken for that grid, aloud, and another patch size for another image size.
     save_file(build(image_size=(16, 16)).state_dict(), tmp_path / "w.safetensors")
     plan = inspect(tmp_path / "w.safetensors", image_size=(8, 32), heads=4)
     assert plan.report.resized == () and "2x8" in plan.report.assumed["grid"]
-    plan = inspect(tmp_path / "w.safetensors", image_size=(8, 32), grid=(4, 4), heads=4)
-    assert (plan.report.resized[0].old, plan.report.resized[0].new) == ((4, 4), (2, 8))
     plan = inspect(tmp_path / "w.safetensors", patch_size=8, heads=4)
     assert plan.config.image_size == (32, 32) and plan.report.resized[0].convention == "FlexiViT"
 
@@ -351,7 +347,7 @@ def test_huge_has_sixteen_heads(library: str) -> None:
             sizes = {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "patch_size": 14}
             model = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, num_attention_heads=16))
             huge = shapes_alone(model.state_dict())
-    origin = read_foreign(huge, None, {}, allow_partial=False, image_size=None, grid=None)
+    origin = read_foreign(huge, None, {}, allow_partial=False, image_size=None)
     assert (origin.config.heads, origin.config.layers, origin.config.patch_size) == (16, 32, (14, 14))
     assert "heads" not in origin.assumed
 
@@ -408,7 +404,7 @@ def test_pixels_are_those_that_torchvision_publishes(published: str) -> None:
     name = published.split("_Weights")[0].lower()
     with torch.device("meta"):
         state = vision_transformer.__dict__[name](image_size=transforms.crop_size[0]).state_dict()
-    origin = read_foreign(shapes_alone(state), None, {}, allow_partial=False, image_size=None, grid=None)
+    origin = read_foreign(shapes_alone(state), None, {}, allow_partial=False, image_size=None)
     assert "preprocess" in origin.assumed
     if published == "ViT_L_16_Weights.IMAGENET1K_SWAG_LINEAR_V1":
         return  # the same shapes as others with other pixels: that it is assumed has been said

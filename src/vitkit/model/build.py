@@ -19,7 +19,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import Features, ViTConfig
 from vitkit.model.layers import FeatureHead
 from vitkit.model.names import Config, NetworkConfig, config_for, split_network
-from vitkit.model.network import Network, anatomy_of, check_rates, native_size
+from vitkit.model.network import Network, published_by_timm
 from vitkit.model.vit import VisionTransformer
 from vitkit.text.cells import listed
 
@@ -27,41 +27,22 @@ Model = VisionTransformer | Network
 
 
 def config_of(name: str, num_classes: int | None = None, **overrides: Any) -> Config:
-    """Return the configuration of a name such as `vit_tiny_patch16_224` or `torchvision:resnet18`.
-
-    Raises:
-        VitkitError: the name or an override is unknown, or no model can be built with these values.
-    """
+    """Return the configuration of a name such as `vit_tiny_patch16_224` or `torchvision:resnet18`."""
     network = split_network(name)
     if network is None:
         return config_for(name.removeprefix("timm:"), num_classes, **overrides)
     config = NetworkConfig(library=network[0], name=network[1])
-    if "image_size" not in overrides:
-        overrides["image_size"] = native_size(config)
+    if "image_size" not in overrides and config.library == "timm":
+        published = published_by_timm(config)
+        overrides["image_size"] = (224, 224) if published is None else published.input_size[1:]
     if num_classes is not None:
         overrides["num_classes"] = num_classes
     return config.replace(**overrides)
 
 
 def build(config: Config) -> Model:
-    """Create the model of a configuration, with initial weights from torch's random number generator.
-
-    Raises:
-        VitkitError: the other library has no such network or is not installed, or the network does not accept the image
-            size.
-    """
+    """Create the model of a configuration, with initial weights from torch's random number generator."""
     return VisionTransformer(config) if isinstance(config, ViTConfig) else Network(config)
-
-
-def check_buildable(config: Config) -> None:
-    """Check that `build` accepts a configuration, without creating weights.
-
-    Raises:
-        VitkitError: see `build`.
-    """
-    if isinstance(config, NetworkConfig):
-        anatomy_of(config)
-        check_rates(config)
 
 
 def stored_weights(model: Model) -> dict[str, Tensor]:
@@ -75,11 +56,7 @@ def stored_weights(model: Model) -> dict[str, Tensor]:
 
 
 def check_parts(model: Model) -> None:
-    """Check that a model consists of the parts that its configuration describes, so that it can be saved.
-
-    Raises:
-        VitkitError: a part was replaced, for example by a layer of the user's.
-    """
+    """Check that a model consists of the parts that its configuration describes, so that it can be saved."""
     if not isinstance(model, VisionTransformer):
         return
     with torch.device("meta"):
@@ -131,9 +108,6 @@ def vit_of(model: object, what: str) -> VisionTransformer:
     Args:
         model: any model.
         what: the operation that requires a Vision Transformer, for the error message.
-
-    Raises:
-        VitkitError: the model is not a Vision Transformer of vitkit.
     """
     if isinstance(model, VisionTransformer):
         return model
@@ -283,9 +257,6 @@ def with_features(model: Model) -> Model:
 
     A `FeatureHead` replaces the head. The result is an ordinary model, so every backend and export format supports it.
     It shares its weights with `model`.
-
-    Raises:
-        VitkitError: the model has no head.
     """
     if model.head is None:
         raise VitkitError(

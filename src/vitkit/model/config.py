@@ -242,19 +242,13 @@ _SUPPORTED_CLASSES = {
         "for your own, build the model without it, with patch_size as its stride, and assign it to model.patch_embed",
     ),
 }
-_UNSUPPORTED = {  # options that have no counterpart, with advice
-    "block_fn": "register the class with vitkit.register_block, and use block=NAME",
-    "mlp_layer": "use mlp_kind='mlp', 'swiglu' or 'conv'",
-    "patch_drop_rate": "patches are dropped only in training, by vitkit train --patch-dropout",
-    "drop_block_rate": "use drop_path",
-}
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     """Translate options of other libraries to fields of `ViTConfig`. Unknown names stay unchanged.
 
     `drop_ratio` sets `dropout` and `position_dropout`, as in the scripts that use this name. timm's `drop_rate` is
-    dropout before the head. The Vision Transformers of vitkit have no such dropout, so only 0 is accepted.
+    dropout before the head, and `patch_drop_rate` drops patches. The models here have neither, so only 0 is accepted.
 
     Raises:
         VitkitError: an option or a layer class has no counterpart here, or two options set the same field.
@@ -262,15 +256,12 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in options.items():
         changes: dict[str, Any] = {}
-        if name in _UNSUPPORTED:
-            if value is not None and not (name.endswith("_rate") and value == 0):
-                raise VitkitError("model.option-unsupported", f"{name} is not supported: {_UNSUPPORTED[name]}")
-        elif name == "drop_rate":
-            if value != 0:
+        if name in ("drop_rate", "patch_drop_rate"):
+            if value not in (0, None):
                 raise VitkitError(
                     "model.option-unsupported",
-                    "drop_rate is dropout before the head in timm, which these models do not have: use dropout (timm's "
-                    "proj_drop_rate), position_dropout or attention_dropout",
+                    f"{name} is not supported: use dropout (timm's proj_drop_rate), position_dropout or "
+                    "attention_dropout; vitkit train --patch-dropout drops patches",
                 )
         elif name in _LAYERS:
             changes = _fields_of_layer(name, value)
@@ -591,7 +582,6 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
 
 
 def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return new values of the fields that depend on an overridden field."""
     changes: dict[str, Any] = {}
     hidden_size = overrides.get("hidden_size", config.hidden_size)
     if hidden_size != config.hidden_size:

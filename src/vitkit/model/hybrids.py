@@ -91,18 +91,15 @@ class StandardisedConv2d(nn.Conv2d):
         return F.conv2d(pad_same(x, self.kernel_size[0], self.stride[0]), kernel, None, self.stride)
 
     def kernel(self) -> Tensor:
-        """Return the standardised kernel. It is computed in float32 at least, as small deviations would get lost."""
+        """Return the standardised kernel (out, in, k, k): zero mean and unit variance for each output channel."""
         if self.kind is None:
             return self.weight
-        return standardise(self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)), self.kind)
-
-
-def standardise(kernel: Tensor, kind: StemKind) -> Tensor:
-    """Standardise a kernel (out, in, k, k): zero mean and unit variance for each output channel."""
-    if kind == "timm":  # batch normalisation computes the same and rounds as timm does
-        return F.batch_norm(kernel.flatten(1)[None], None, None, training=True, eps=1e-8).view_as(kernel)
-    deviation, mean = torch.std_mean(kernel, (1, 2, 3), correction=0, keepdim=True)  # its gradient is finite at 0
-    return (kernel - mean) / (deviation + 1e-5)
+        # In float32 at least, as small deviations would get lost.
+        kernel = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        if self.kind == "timm":  # batch normalisation computes the same and rounds as timm does
+            return F.batch_norm(kernel.flatten(1)[None], None, None, training=True, eps=1e-8).view_as(kernel)
+        deviation, mean = torch.std_mean(kernel, (1, 2, 3), correction=0, keepdim=True)  # its gradient is finite at 0
+        return (kernel - mean) / (deviation + 1e-5)
 
 
 class Root(nn.Module):

@@ -37,11 +37,6 @@ class RMSNorm(nn.RMSNorm):
 Norm = nn.LayerNorm | RMSNorm
 
 
-def scale_and_shift(norm: Norm) -> tuple[Tensor, Tensor | None]:
-    """Return the scale and the shift of a norm, (D,) each in float64; the shift of an RMSNorm is None."""
-    return norm.weight.double(), None if isinstance(norm, RMSNorm) else norm.bias.double()
-
-
 class DropPath(nn.Module):
     """Stochastic depth (arXiv 1603.09382): zero a residual branch for random samples, and scale it for the others.
 

@@ -220,11 +220,7 @@ class NetworkConfig:
         return f"the network {self.name}" if self.library == "custom" else f"{self.library}'s {self.name}"
 
     def replace(self, **changes: Any) -> NetworkConfig:
-        """Return a copy with other values of some fields.
-
-        Raises:
-            VitkitError: `NetworkConfig` has no such field, or no network can be built with its value.
-        """
+        """Return a copy with other values of some fields."""
         known = [field.name for field in dataclasses.fields(self) if field.name not in ("library", "name")]
         vit_fields = {field.name for field in dataclasses.fields(ViTConfig)}
         for name in changes:

@@ -28,11 +28,7 @@ _BIT = {"bit_resnet50": (3, 4, 6, 3), "bit_resnet_micro": (2, 2)}
 
 
 def build_on_meta(config: NetworkConfig) -> nn.Module:
-    """Build the network on the meta device: its tensors have shapes but no values.
-
-    Raises:
-        VitkitError: see `build_network`.
-    """
+    """Build the network on the meta device: its tensors have shapes but no values."""
     if config.library != "custom":  # users' code may compute with values
         with suppress(NotImplementedError), torch.device("meta"):  # so do a few initial weights of libraries
             return build_network(config)
@@ -41,12 +37,7 @@ def build_on_meta(config: NetworkConfig) -> nn.Module:
 
 
 def build_network(config: NetworkConfig) -> nn.Module:
-    """Build the library's module with the library's initial weights and a head of at least one class.
-
-    Raises:
-        VitkitError: the library is not installed or has no such network, or the configuration sets a rate of dropout or
-            stochastic depth for which the network has no layer.
-    """
+    """Build the library's module with the library's initial weights and a head of at least one class."""
     num_classes = max(config.num_classes, 1)
     network: nn.Module
     with warnings.catch_warnings():
@@ -64,7 +55,11 @@ def build_network(config: NetworkConfig) -> nn.Module:
     head = None if classifier_of is None else classifier_of()
     if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1):
         name = next(name for name, module in network.named_modules() if module is head)
-        _replace_module(network, name, _PointwiseHead.from_convolution(head))
+        linear = _PointwiseHead(head.in_channels, head.out_channels, head.bias is not None, device=head.weight.device)
+        linear.weight = nn.Parameter(head.weight.detach().flatten(1))
+        if head.bias is not None:
+            linear.bias = nn.Parameter(head.bias.detach())
+        _replace_module(network, name, linear)
     for name, rate in (("dropout", config.dropout), ("drop_path", config.drop_path)):
         if rate is None:  # the library's default stays
             continue
@@ -133,11 +128,7 @@ def _from_timm(config: NetworkConfig, num_classes: int) -> nn.Module:
 
 
 def names_of(library: str) -> list[str]:
-    """Return the names of the classifiers in a library.
-
-    Raises:
-        VitkitError: the library is not installed.
-    """
+    """Return the names of the classifiers in a library."""
     if library == "timm":
         return list(import_timm().list_models())
     if library == "custom":
@@ -148,11 +139,7 @@ def names_of(library: str) -> list[str]:
 
 
 def import_timm() -> Any:
-    """Import timm and return the module.
-
-    Raises:
-        VitkitError: timm is not installed.
-    """
+    """Import timm and return the module."""
     try:
         import timm
     except ImportError as error:
@@ -160,28 +147,8 @@ def import_timm() -> Any:
     return timm
 
 
-def native_size(config: NetworkConfig) -> tuple[int, int]:
-    """Return the (height, width) in pixels at which a network of this name is used by default.
-
-    For a network of timm, this is the size of its published weights, or 224 x 224 if there are none. For all other
-    networks, it is 224 x 224.
-
-    Raises:
-        VitkitError: see `published_by_timm`.
-    """
-    if config.library != "timm":
-        return 224, 224
-    published = published_by_timm(config)
-    _, height, width = (3, 224, 224) if published is None else published.input_size
-    return height, width
-
-
 def published_by_timm(config: NetworkConfig) -> Any:
-    """Return timm's description of its pretrained weights for a network; None if timm has no weights for it.
-
-    Raises:
-        VitkitError: timm is not installed, has no such network, or has no weights with the tag in the network's name.
-    """
+    """Return timm's description of its pretrained weights for a network; None if timm has no weights for it."""
     timm = import_timm()
     if not timm.is_model(config.name.partition(".")[0]):
         raise VitkitError("model.name-unknown", _unknown(config, names_of("timm")))
@@ -201,11 +168,7 @@ def _unknown(config: NetworkConfig, names: list[str]) -> str:
 
 
 def check_rates(config: NetworkConfig) -> None:
-    """Check that the network has layers for the rates of dropout and stochastic depth in the configuration.
-
-    Raises:
-        VitkitError: the network has no layers for a rate.
-    """
+    """Check that the network has layers for the rates of dropout and stochastic depth in the configuration."""
     if config.dropout or config.drop_path:
         build_on_meta(config)
 
@@ -240,16 +203,6 @@ def native_rates(config: NetworkConfig) -> dict[str, float]:
 
 class _PointwiseHead(nn.Linear):
     """A linear layer that replaces a 1x1 convolution of pooled features, and keeps the convolution's state dict."""
-
-    @classmethod
-    def from_convolution(cls, convolution: nn.Conv2d) -> _PointwiseHead:
-        """Create the linear layer with the weights of a convolution."""
-        weight, bias = convolution.weight, convolution.bias
-        head = cls(convolution.in_channels, convolution.out_channels, bias is not None, device=weight.device)
-        head.weight = nn.Parameter(weight.detach().flatten(1))
-        if bias is not None:
-            head.bias = nn.Parameter(bias.detach())
-        return head
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the logits of features: (B, F) or (B, F, 1, 1) -> (B, K)."""
@@ -332,11 +285,7 @@ class Network(nn.Module):
 
 
 def anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
-    """Find the head and the last feature map by a forward pass on the meta device, which computes no values.
-
-    Raises:
-        VitkitError: see `Network`.
-    """
+    """Find the head and the last feature map by a forward pass on the meta device, which computes no values."""
     # Without classes, there would be no head to find. The rates do not matter, so they are not part of the cache's key.
     config = config.replace(num_classes=max(config.num_classes, 1), dropout=None, drop_path=None)
     # Custom networks are not cached, because another one may be registered under the same name.
@@ -397,11 +346,7 @@ def _last_map(calls: list[_Call], names: dict[nn.Module, str], image: tuple[int,
 
 
 def shapes_of(config: NetworkConfig) -> dict[str, torch.Size]:
-    """Return the shapes of a network's tensors, by the library's names.
-
-    Raises:
-        VitkitError: see `Network`.
-    """
+    """Return the shapes of a network's tensors, by the library's names."""
     # Custom networks are not cached, because another one may be registered under the same name.
     return _shapes_of.__wrapped__(config) if config.library == "custom" else _shapes_of(config)
 

@@ -215,13 +215,9 @@ class RelativePosition(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return q (B, H, n, D_h) and k unchanged, and the values to add to the logits, (B, H, n, N)."""
-        return q, k, scale * self.logits(q)
-
-    def logits(self, q: Tensor) -> Tensor:
-        """Compute the unscaled values to add to the logits from q: (B, H, n, D_h) -> (B, H, n, N)."""
         B, H, n, _ = q.shape
         by_offset = q @ self.table.to(q.dtype).t()  # (B, H, n, 2N-1)
-        return by_offset.gather(-1, self.index[:n].expand(B, H, n, self.tokens))
+        return q, k, scale * by_offset.gather(-1, self.index[:n].expand(B, H, n, self.tokens))
 
 
 def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinusoids | None, nn.ModuleList | None]:
@@ -298,7 +294,13 @@ class Rotary(nn.Module):
         dtype = torch.promote_types(like.dtype, torch.float32)  # large angles would be wrong after rounding
         coordinates = patch_coordinates(self.config)
         if self.freqs is None:
-            angles = F.pad(axial_angles(self.config, coordinates), (0, 0, self.config.prefix_tokens, 0))  # (N, D_h / 2)
+            frequencies = _frequencies(self.config.head_size // 4, self.config.rotary_base)  # (D_h / 4)
+            if self.config.rotary == "dinov3":
+                frequencies = 2 * math.pi * frequencies
+            if self.config.rotary == "axial":  # the first half of the angles depends on the column, not on the row
+                coordinates = coordinates.flip(-1)
+            angles = (coordinates[:, :, None] * frequencies).flatten(1)  # (P, D_h / 2) float64
+            angles = F.pad(angles, (0, 0, self.config.prefix_tokens, 0))  # (N, D_h / 2)
             cos, sin, _ = self._rotation(angles)
             self.register_buffer("cos", cos.to(like.device, dtype), persistent=False)
             self.register_buffer("sin", sin.to(like.device, dtype), persistent=False)
@@ -350,20 +352,6 @@ def patch_coordinates(config: ViTConfig) -> Tensor:
             stretched_side = side if config.rotary_grid is None else config.rotary_grid[axis]
             axes.append((numbers + config.rotary_offset) / side * stretched_side)
     return torch.cartesian_prod(*axes).view(-1, 2)
-
-
-def axial_angles(config: ViTConfig, coordinates: Tensor) -> Tensor:
-    """Compute the rotation angles of positions (row, column): (P, 2) -> (P, D_h / 2) float64.
-
-    With `rotary="axial"`, the first half of the angles depends on the column, and the second half on the row. With
-    other kinds, the first half depends on the row.
-    """
-    frequencies = _frequencies(config.head_size // 4, config.rotary_base)  # (D_h / 4)
-    if config.rotary == "dinov3":
-        frequencies = 2 * math.pi * frequencies
-    if config.rotary == "axial":
-        coordinates = coordinates.flip(-1)  # the column first
-    return (coordinates[:, :, None] * frequencies).flatten(1)
 
 
 def _frequencies(number: int, base: float) -> Tensor:

@@ -91,11 +91,7 @@ def _check(name: str, build: object) -> None:
 
 
 def build_registered(name: str, num_classes: int, in_channels: int, image_size: tuple[int, int]) -> Any:
-    """Create a registered network.
-
-    Raises:
-        VitkitError: no network has this name, or its function fails or does not return a module.
-    """
+    """Create a registered network."""
     from torch import nn
 
     build = NETWORKS.get(name)

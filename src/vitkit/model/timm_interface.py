@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import module
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import canonical
 
 
 class TimmAttention:
@@ -23,11 +20,6 @@ class TimmAttention:
     def num_heads(self: Any) -> int:
         """H, the number of heads."""
         return int(self.heads)
-
-    @property
-    def head_dim(self: Any) -> int:
-        """D_h, the number of features of a head."""
-        return int(self.qkv.in_features // self.heads)
 
     @property
     def fused_attn(self: Any) -> bool:
@@ -94,33 +86,16 @@ class TimmModel:
             "torch.export.export(model, (images,)), or vitkit export --to torch, which also stores the preprocessing",
         )
 
-    def get_classifier(self: Any) -> Any:
-        """Return the head, or both heads of a DeiT."""
-        if self.head is not None and self.head_dist is not None:
-            return self.head, self.head_dist
-        return self.head
-
-    def reset_classifier(self: Any, num_classes: int, global_pool: str | None = None) -> None:
+    def reset_classifier(self: Any, num_classes: int) -> None:
         """Replace the head by a new one of zeros (paper, sec. 3.2), and remove the representation layer.
 
         Args:
             num_classes: K; 0 leaves the model without a head.
-            global_pool: the input of the head: `token`, or `avg` for the mean of the patches; None for no change.
-
-        Raises:
-            VitkitError: the model cannot have such a head.
         """
-        changes = {} if global_pool is None else canonical({"global_pool": global_pool})
-        if changes.get("pool") == "map" and self.config.pool != "map":
-            raise VitkitError(
-                "model.option-unsupported",
-                "global_pool 'map' needs layers that this model does not have: use token or avg",
-            )
-        changes |= {"num_classes": num_classes, "representation_size": None}
-        self.config = self.config.replace(class_token=self.config.class_token, **changes)  # the tokens stay the same
+        self.config = self.config.replace(num_classes=num_classes, representation_size=None)
         first = next(self.parameters())  # its device and dtype are those of the new layers
         self._create_heads()
-        for layer in (self.pre_logits, self.head, self.head_dist):
+        for layer in (self.head, self.head_dist):
             if layer is not None:
                 layer.to(first.device, first.dtype)
                 for parameter in layer.parameters():
@@ -130,62 +105,3 @@ class TimmModel:
         """Return the names of the parameters without weight decay: tokens and positions."""
         names = ("cls_token", "dist_token", "reg_token", "pos_embed", "rope")
         return {name for name, _ in self.named_parameters() if name.partition(".")[0] in names}
-
-    def set_grad_checkpointing(self: Any, enable: bool = True) -> None:
-        """Switch activation checkpointing of all blocks on or off. Checkpointing saves memory and costs time."""
-        self.checkpointing = int(enable)
-
-    def forward_intermediates(
-        self: Any,
-        x: Tensor,
-        indices: int | Sequence[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """Return the tokens after some layers, like timm's method of this name.
-
-        Args:
-            x: images (B, C, height, width).
-            indices: the numbers of the layers, where 0 is the first and -1 the last. A single number n selects the last
-                n layers, and None selects all.
-            return_prefix_tokens: whether each entry is a pair of the patches and the prefix tokens (B, P, D).
-            norm: whether to apply the model's last norm to each entry.
-            stop_early: whether to skip the layers after the last of `indices`.
-            output_fmt: `NCHW` for patches as (B, D, h, w), `NLC` for (B, h * w, D).
-            intermediates_only: whether to leave out the final tokens.
-
-        Returns:
-            The final tokens (B, N, D), after the last norm, and a list with one entry for each layer, in the order of
-            the layers. With `stop_early`, the final tokens are those of the last of `indices`. With
-            `intermediates_only`, only the list.
-
-        Raises:
-            VitkitError: the model has no such layer, or `output_fmt` is unknown.
-        """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise VitkitError("model.value-invalid", f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
-        depth = self.config.layers
-        if indices is None:
-            indices = depth
-        if isinstance(indices, int):
-            if not 0 < indices <= depth:
-                raise VitkitError(
-                    "model.value-invalid", f"indices must be from 1 to {depth}, the number of layers, not {indices}"
-                )
-            indices = range(depth - indices, depth)
-        # `forward_layers` raises an error for numbers that are out of range.
-        numbers = sorted({i % depth if -depth <= i < depth else i for i in indices})
-        last = numbers[-1] if stop_early and numbers else depth - 1
-        *outputs, end = self.forward_layers(x, [*numbers, last])
-        outputs = [self.norm(tokens) if norm else tokens for tokens in outputs]
-        layers: list[Any] = []
-        P = self.config.prefix_tokens
-        for tokens in outputs:
-            prefix, patches = torch.split(tokens, [P, tokens.shape[1] - P], dim=1)
-            if output_fmt == "NCHW":
-                patches = patches.transpose(1, 2).reshape(len(patches), -1, *self.config.grid)  # (B, D, h, w)
-            layers.append((patches, prefix) if return_prefix_tokens else patches)
-        return layers if intermediates_only else (self.norm(end), layers)

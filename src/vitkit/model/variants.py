@@ -68,10 +68,6 @@ def unsupported_reason(config: ViTConfig, consumer: str) -> str | None:
 
 
 def check(config: ViTConfig, consumer: str) -> None:
-    """Check that a consumer supports a configuration.
-
-    Raises:
-        VitkitError: a field has an unsupported value; the message names the field and the value.
-    """
+    """Check that a consumer supports a configuration."""
     if reason := unsupported_reason(config, consumer):
         raise VitkitError("model.option-unsupported", reason)

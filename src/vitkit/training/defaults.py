@@ -22,7 +22,7 @@ from vitkit.model_folder import is_model_folder, read_description
 from vitkit.text.arguments import hints_of
 from vitkit.training.adapters import needs_every_patch
 from vitkit.training.recipe import Augment, Recipe, describe_changes
-from vitkit.weights.loading import LoadPlan, WeightsSource, inspect_source, is_shadowed
+from vitkit.weights.loading import LoadPlan, WeightsSource, inspect_source
 
 MIN_FOR_FINE_TUNING = 40  # below this number of training images per class, training only a new head generalises better
 MIN_FOR_VALIDATION = 100  # below this number of training images per class, a head needs no validation images
@@ -210,7 +210,7 @@ def _network_of_file(recipe: Recipe) -> str | None:
 def open_weights(recipe: Recipe) -> WeightsSource:
     """Open the weights that a recipe starts from, and download them first if necessary. Call this once per run."""
     name = str(recipe.model)
-    if recipe.weights == "auto" and is_shadowed(name):
+    if recipe.weights == "auto" and is_model_name(name.partition(".")[0]) and Path(name).exists():
         raise VitkitError(
             "training.model-ambiguous",
             f"--model {name} names published weights, but there is a file or folder of this name here, too: rename it, "

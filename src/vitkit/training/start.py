@@ -39,9 +39,9 @@ from vitkit.language.zero_shot import (
     published_templates,
     why_indistinguishable,
 )
-from vitkit.model.build import Model, build, check_buildable
+from vitkit.model.build import Model, build
 from vitkit.model.names import Config, NetworkConfig
-from vitkit.model.network import anatomy_of
+from vitkit.model.network import anatomy_of, check_rates
 from vitkit.model.vit import VisionTransformer
 from vitkit.system import environment as devices
 from vitkit.system.environment import best_precision
@@ -162,7 +162,8 @@ def check_config(config: Config, recipe: Recipe) -> None:
     """Refuse a model whose library is not installed, or that does not support a field of the recipe."""
     if isinstance(config, NetworkConfig):
         check_network(config, recipe)
-        check_buildable(config)
+        anatomy_of(config)
+        check_rates(config)
     elif recipe.patch_dropout and (why := needs_every_patch(config)) is not None:
         raise VitkitError("training.patch-dropout-unsupported", f"--patch-dropout: {why}")
 

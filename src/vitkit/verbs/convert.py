@@ -14,7 +14,7 @@ from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
 from vitkit.verbs.inputs import PREPROCESS
 from vitkit.verbs.result import Result
-from vitkit.weights.formats import CHECKPOINT_FORMATS, VITKIT, file_suffixes, format_for_path, writable
+from vitkit.weights.formats import CHECKPOINT_FORMATS, VITKIT, file_suffixes, writable
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -65,8 +65,8 @@ def convert(
             publisher.
         heads: the number of attention heads, if the checkpoint does not determine it.
         preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
         allow_partial: convert the tensors that fit, even if others are missing or left over.
         force: overwrite `destination`.
@@ -82,7 +82,8 @@ def convert(
         VitkitError: the source cannot be loaded, the layout cannot represent the model, or the destination exists.
     """
     destination = Path(destination)
-    kind = to or format_for_path(destination)
+    by_suffix = (name for name, form in writable().items() if destination.suffix in form.suffixes)
+    kind = to or next(by_suffix, VITKIT)
     form = CHECKPOINT_FORMATS.get(kind)
     if form is not None and not form.is_folder and destination.suffix not in form.suffixes:
         raise VitkitError("verbs.out-suffix", f"{destination} must end in {' or '.join(form.suffixes)}")

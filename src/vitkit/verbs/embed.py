@@ -190,8 +190,8 @@ def embed(
             others are part of the result.
         top: with `near` or `text`, the number of images to list.
         preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
         compute: where the model computes, by default 32 images in a batch. With `cluster`, the features are written
             into a folder `out` of .parquet files, in any order.

@@ -206,8 +206,8 @@ def evaluate(
             and the difference is reported with its interval and its cost. Promises are not measured
             then, because they are based on single views of the validation images.
         preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
         compute: where and how the model computes. With `cluster`, every machine must be able to write next to `out`.
         force: overwrite files in `out`.

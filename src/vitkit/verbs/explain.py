@@ -140,8 +140,8 @@ def explain(
         target: the class to explain: its name, its number, or `top` for the most probable one.
         layer: the layer to explain, for methods that explain one layer; -1 is the last.
         preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
         compute: the device to compute on.
         force: write to `out` even if it is not empty.

@@ -81,8 +81,8 @@ def info(
         image_size: another image size, in pixels.
         heads: the number of attention heads, if the checkpoint does not determine it.
         preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
         allow_partial: report on a checkpoint even if tensors are missing or left over.
         progress: called with the current task, the number of finished items and the total number of items.

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PREPROCESS = (  # the help of --preprocess
-    "The preprocessing of images: settings such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5, the "
-    f"name of a publisher whose preprocessing is used ({one_of(preprocess_publishers())}), or a JSON file. By default, "
+    "The preprocessing of images: settings such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5, or the "
+    f"name of a publisher whose preprocessing is used ({one_of(preprocess_publishers())}). By default, "
     "it is that of the model, or one that is assumed for it."
 )
 

@@ -91,12 +91,9 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
         return _result([row["name"] for row in rows], "published weights", lines, rows, {"weights": rows})
     names = list_models(pattern)
     if not names:
-        from vitkit.weights.catalog import ONLY_TIMMS, suggest
-
-        instead = suggest(pattern) if ONLY_TIMMS.fullmatch(pattern.partition(".")[0]) else ""
         raise VitkitError(
             "verbs.name-unknown",
-            f"no model's name matches {pattern!r}{instead}; `vitkit models` lists all {len(list_models())}, and "
+            f"no model's name matches {pattern!r}; `vitkit models` lists all {len(list_models())}, and "
             "`vitkit models PATTERN --weights` and `vitkit models 'timm:PATTERN'` search published weights and timm's "
             "networks",
         )

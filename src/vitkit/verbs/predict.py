@@ -252,8 +252,8 @@ def predict(
             (its centre and four corners), or `flip,crops` (all ten). The time grows in proportion to the number of
             views. `vitkit eval --tta` measures the gain. There is no column `familiar` with this option.
         preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
         compute: where and how the model computes. With `cluster`, the rows are written into a folder `out` of .parquet
             files, in any order.

@@ -18,7 +18,7 @@ from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.verbs.inputs import open_model
 from vitkit.verbs.result import Notes, Result
-from vitkit.weights.catalog import HUB, find_published, is_hub_id
+from vitkit.weights.catalog import HUB, find, is_hub_id
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -83,7 +83,7 @@ def push(
     if classifier.pictures is not None and not with_record:
         notes("the record of the training images is not published; --with-record adds it")
     weights = classifier.provenance.get("weights", {})
-    entry = find_published(str(weights.get("source", "")))
+    entry = find(str(weights.get("source", "")))
     licence = licence or (None if entry is None else entry.licence)
     if licence is None:
         notes("the licence of the weights is not known: name it with --licence")

@@ -15,8 +15,7 @@ from vitkit.system import lazily
 if TYPE_CHECKING:
     from vitkit.weights.adapt import resize_grid, resize_offsets, resize_patch
     from vitkit.weights.catalog import CATALOG, COLUMNS, FILE, Entry, Use, choose_weights, class_names, facts_of, find
-    from vitkit.weights.catalog import find_published, find_timm, imagenet_synsets, is_hub_id, names, search, suggest
-    from vitkit.weights.catalog import tags_of, timm_names, unique, weights_for
+    from vitkit.weights.catalog import imagenet_synsets, is_hub_id, names, search, suggest, tags_of, unique, weights_for
     from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint
     from vitkit.weights.download import cache_path, fetch_hub, fetch_url
     from vitkit.weights.formats.export import check_expressible, write

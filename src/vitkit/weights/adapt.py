@@ -165,9 +165,6 @@ def adapt(read: Mapping[str, Read], source: ViTConfig, target: ViTConfig, shapes
         source: the configuration of the checkpoint.
         target: the requested configuration.
         shapes: the shapes of the tensors of the requested model.
-
-    Raises:
-        VitkitError: position embeddings of this kind cannot be resized.
     """
     adapted = Adapted(dict(read))
     _resize_positions(adapted, source, target)

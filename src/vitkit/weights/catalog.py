@@ -17,7 +17,6 @@ names the sources. An empty cell means that no source is known.
 from __future__ import annotations
 
 import csv
-import difflib
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
@@ -59,7 +58,7 @@ class Entry:
             `none` if the model has no head.
         sha256: the file's SHA-256, all digits or the first ones; None if it is not published.
         licence: the SPDX identifier, or a name if there is none; empty if no licence is stated.
-        paper: the arXiv number; empty for entries from timm's table (`find_timm`).
+        paper: the arXiv number; empty for weights of timm that are not in `CATALOG`.
         top1: the published accuracy on ImageNet-1k in percent, at `preprocess.size`.
     """
 
@@ -85,9 +84,9 @@ class Entry:
         return replace(self.preprocess, fit="crop", interpolation="bicubic", crop_pct=0.9 if is_small else 1.0)
 
     @property
-    def filename(self) -> str | None:
-        """Return the name of the file; None for a hub folder."""
-        return self.url.rpartition("/")[2] if self.url else None
+    def tag(self) -> str:
+        """The last part of the name, such as `augreg_in21k`."""
+        return self.name.rpartition(".")[2]
 
 
 FILE = Path(__file__).with_name("published.csv")
@@ -142,22 +141,7 @@ def facts_of(name: str) -> ModelFacts:
     return ModelFacts(**facts)
 
 
-def timm_names() -> list[str]:
-    """Return the names MODEL.TAG of timm's weights that are not in `CATALOG`."""
-    return [name for name, row in _rows().items() if row["hub"] or row["url"]]
-
-
-def find_timm(name: str) -> Entry | None:
-    """Return the entry of timm's weights with the name MODEL.TAG; None if there is none."""
-    row = _rows().get(name)
-    if row is None or not (row["hub"] or row["url"]):
-        return None
-    row = {**row, "architecture": name.partition(".")[0], "classes": _CLASSES.get(row["classes"], "other"), "paper": ""}
-    return _entry({**row, "sha256": ""})
-
-
 def _entry(row: Mapping[str, str]) -> Entry:
-    """Return the entry that a row of one of the files describes."""
     fields: dict[str, Any] = {name: row[name] for name in ("name", "architecture", "classes", "licence", "paper")}
     pixels: dict[str, Any] = {name: row[name] for name in ("fit", "interpolation")}
     mean, std = (tuple(map(float, row[column].split())) for column in ("mean", "std"))
@@ -181,24 +165,23 @@ with FILE.with_name("catalog.csv").open(newline="", encoding="utf-8") as _text:
 
 
 def find(name: str) -> Entry | None:
-    """Return the entry of this name in `CATALOG`; None if there is none. The names of `timm_names` are not searched."""
-    return CATALOG.get(name)
-
-
-def find_published(name: str) -> Entry | None:
     """Return the entry of this name in `CATALOG` or among timm's weights; None if there is none."""
-    return find(name) or find_timm(name)
+    if name in CATALOG or name not in _rows():
+        return CATALOG.get(name)
+    row = _rows()[name]
+    kind = _CLASSES.get(row["classes"], "other")
+    return _entry({**row, "architecture": name.partition(".")[0], "classes": kind, "paper": "", "sha256": ""})
 
 
 def names() -> list[str]:
     """Return the names of all published weights: those in `CATALOG`, then timm's others."""
-    return [*CATALOG, *timm_names()]
+    return list(_rows())
 
 
 def search(pattern: str = "*") -> list[Entry]:
     """Return the entries whose name matches a shell pattern (`*base*`) or contains a text (`base`)."""
     matches = [name for name in names() if fnmatch.fnmatch(name, pattern) or pattern in name]
-    return [entry for entry in map(find_published, matches) if entry is not None]
+    return [entry for entry in map(find, matches) if entry is not None]
 
 
 def tags_of(model: str) -> list[str]:
@@ -208,23 +191,10 @@ def tags_of(model: str) -> list[str]:
 
 def suggest(name: str) -> str:
     """Return a suggestion in parentheses: similar names, or the tags of a model; "" if there are none."""
-    if ONLY_TIMMS.fullmatch(name.partition(".")[0]):
-        return f" ({TIMM}{name} loads it as a network of timm)"
     if known := tags_of(name):
         instead = f"{name}.{known[0]}" if len(known) == 1 else f"one of its tags: {', '.join(known)}"
         return f" (name {instead})"
     return config.suggest(name, names())
-
-
-def not_found_message(path: str) -> str:
-    """Return the error message for a missing file or folder, with similar names that the user may have meant."""
-    folder, name = Path(path).parent, Path(path).name
-    if folder.name and (folder.is_dir() or folder.name == "runs"):  # the path of a file, and not a hub id
-        existing = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-        close = difflib.get_close_matches(name, existing, n=2)
-        suggestion = f" (did you mean {' or '.join(str(folder / entry) for entry in close)}?)" if close else ""
-        return f"no such file, folder or published weights: {path}{suggestion}"
-    return f"no such file, folder or published weights: {path}{suggest(path)}"
 
 
 def is_hub_id(name: str) -> bool:
@@ -317,7 +287,7 @@ def split_timm(source: str) -> tuple[str, bool]:
     if not source.startswith(TIMM) or Path(source).exists():
         return source, False
     name = source.removeprefix(TIMM)
-    if find(name) is None and not is_model_name(name):
+    if name not in CATALOG and not is_model_name(name):
         _check_tag(name)
         raise VitkitError(
             "weights.name-unknown",
@@ -334,7 +304,7 @@ def choose_weights(name: str, use: Use) -> ChosenWeights | None:
     Raises:
         VitkitError: the model has no published weights, or none for this use; or the name has an unknown tag.
     """
-    if Path(name).exists() or find_published(name) is not None:
+    if Path(name).exists() or name in _rows():
         return None
     _check_tag(name)
     if not is_model_name(name):
@@ -353,19 +323,11 @@ def choose_weights(name: str, use: Use) -> ChosenWeights | None:
             "weights.weights-unpublished",
             f"no published weights of {name} are a {wanted}; use one of these: {', '.join(known)}",
         )
-    description = {
-        "imagenet1k": "a classifier of ImageNet-1k",
-        "imagenet21k": "of ImageNet-21k with its 21,843 classes",
-        "none": "features without a classifier",
-    }[entry.classes]
-    if use == "training":
-        description = "which fine-tunes best" if entry.classes == "imagenet21k" else "DeiT's own"
     size = config_for(name).image_size
     resized = "" if entry.preprocess.size == size else f", its positions resized to {size[0]} pixels"
     body = entry.name.partition(".")[0].rpartition("_")[0]
     note = (
-        f"{entry.name} ({entry.licence}), {description}{resized}; {name} names no tag: "
-        f"`vitkit models {body} --weights` lists others"
+        f"{entry.name} ({entry.licence}){resized}; {name} names no tag: `vitkit models {body} --weights` lists others"
     )
     return ChosenWeights(entry, size, note)
 
@@ -381,17 +343,16 @@ def weights_for(model: str, use: Use) -> Entry | None:
     if parsed is None:
         return None
     body, side = parsed["body"], int(parsed["side"])
-    if parsed["in21k"]:
-        return _first_published(body, _IN21K)
-    if use == "training" and not body.startswith("deit_"):
-        return _first_published(body, _TRAINING)
+    if parsed["in21k"] or (use == "training" and not body.startswith("deit_")):
+        tags = _IN21K if parsed["in21k"] else _TRAINING
+        return next((CATALOG[name] for tag in tags if (name := f"{body}_224.{tag}") in CATALOG), None)
 
     def preference(entry: Entry) -> tuple[bool, int, int]:
         """Prefer the named resolution, then the order of the tags, then the nearest resolution."""
         entry_side = entry.preprocess.size[0]
-        return entry_side != side, _ANSWERS.index(_tag(entry)), abs(entry_side - side)
+        return entry_side != side, _ANSWERS.index(entry.tag), abs(entry_side - side)
 
-    return min((entry for entry in _entries_of(body) if _tag(entry) in _ANSWERS), key=preference, default=None)
+    return min((entry for entry in _entries_of(body) if entry.tag in _ANSWERS), key=preference, default=None)
 
 
 def _entries_of(body: str) -> list[Entry]:
@@ -399,28 +360,14 @@ def _entries_of(body: str) -> list[Entry]:
     return [entry for entry in CATALOG.values() if re.fullmatch(rf"{re.escape(body)}_\d+\.\w+", entry.name)]
 
 
-def _first_published(body: str, tags: tuple[str, ...]) -> Entry | None:
-    """Return the weights at 224 pixels with the first of these tags that the model has."""
-    return next(filter(None, (find(f"{body}_224.{tag}") for tag in tags)), None)
-
-
-def _tag(entry: Entry) -> str:
-    return entry.name.rpartition(".")[2]
-
-
 def _check_tag(name: str) -> None:
     tagged = _TAGGED.fullmatch(name)
-    if tagged is None or tagged["tag"] in _SUFFIXES or find_published(name) is not None:
+    if tagged is None or tagged["tag"] in _SUFFIXES or name in _rows():
         return
-    if tags := tags_of(tagged["model"]):
+    tags = tags_of(tagged["model"])
+    if tags or is_model_name(tagged["model"]):
         raise VitkitError(
             "weights.tag-unknown",
-            f"{tagged['model']} has no weights {tagged['tag']!r} in the catalog, only {', '.join(tags)}; newer ones "
-            f"may be on the Hugging Face hub: timm/{name}",
-        )
-    if is_model_name(tagged["model"]):
-        raise VitkitError(
-            "weights.tag-unknown",
-            f"{tagged['model']} has no weights {tagged['tag']!r}: the catalog has no tagged weights of this model; "
-            "`vitkit models --weights` lists all weights",
+            f"{tagged['model']} has no weights {tagged['tag']!r} in the catalog, only {', '.join(tags) or 'none'}; "
+            f"newer ones may be on the Hugging Face hub: timm/{name}",
         )

@@ -299,7 +299,6 @@ _KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "network", 
 
 
 def _has_member(path: Path, ending: str) -> bool:
-    """Return whether a zip file contains a file whose name has this ending."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(ending) for name in archive.namelist())
@@ -331,10 +330,18 @@ def read_torch(path: Path) -> Checkpoint:
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise _damaged(path, first_line(error)) from error
     wrappers, weights, others = _unwrap(content, path)
-    check_once = functools.cache(lambda: _check_crc(path) if is_zip else None)
+
+    @functools.cache
+    def check_once() -> None:
+        """Compare the content of the file with its checksums, because PyTorch does not."""
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()
+            if wrong is not None and archive.getinfo(wrong).CRC:  # it is 0 if PyTorch wrote no checksums
+                raise _damaged(path, f"bad CRC-32 of {wrong}")
 
     def read(tensor: Tensor) -> Tensor:
-        check_once()
+        if is_zip:
+            check_once()
         return tensor.detach()
 
     stored: dict[str, StoredTensor] = {}
@@ -352,38 +359,33 @@ def read_torch(path: Path) -> Checkpoint:
     )
 
 
-def _check_crc(path: Path) -> None:
-    """Compare the content of a zip file with its checksums, because PyTorch does not."""
-    with zipfile.ZipFile(path) as archive:
-        wrong = archive.testzip()
-        if wrong is not None and archive.getinfo(wrong).CRC:  # it is 0 if PyTorch wrote no checksums
-            raise _damaged(path, f"bad CRC-32 of {wrong}")
-
-
 def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor], dict[str, str]]:
     """Return the keys that lead to the weights, the weights by name, and what was not taken, with the reasons."""
     wrappers: tuple[str, ...] = ()
     ignored: dict[str, str] = {}
     beside: list[str] = []  # the keys of anything other than weights, on every level
     while isinstance(content, Mapping) and not _is_state_dict(content):
-        candidates = sorted((name for name in content if _holds_weights(content[name])), key=_preference)
-        if not candidates:
+        ranks: dict[Any, tuple[int, int]] = {}
+        for name, value in content.items():
+            if _holds_weights(value):
+                ranks[name] = (_rank(str(name)), _KEYS.index(name) if name in _KEYS else len(_KEYS))
+        if not ranks:
             break
-        taken, *others = candidates
-        if others and _preference(taken) == _preference(others[0]):
-            sets = listed([".".join([*wrappers, str(name)]) for name in candidates], 6)
+        taken, *others = sorted(ranks, key=ranks.__getitem__)
+        if others and ranks[taken] == ranks[others[0]]:
+            sets = listed([".".join([*wrappers, str(name)]) for name in (taken, *others)], 6)
             raise VitkitError(
                 "weights.sets-ambiguous", f"{path} contains several sets of weights, {sets}: save only one of them"
             )
         ignored |= {".".join([*wrappers, str(name)]): f"{taken} was taken" for name in others}
-        beside += [str(name) for name in content if name not in candidates]
+        beside += [str(name) for name in content if name not in ranks]
         wrappers, content = (*wrappers, str(taken)), content[taken]
     if not isinstance(content, Mapping):
         raise VitkitError(
             "weights.tensors-absent",
             f"{path} does not contain named weights, but a {type(content).__name__}: save model.state_dict()",
         )
-    weights = _tensors_in(content)
+    weights = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not weights and content:
         keys = listed([str(name) for name in content], 6)
         raise VitkitError(
@@ -397,21 +399,14 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
 
 def _is_state_dict(content: Mapping[Any, Any]) -> bool:
     # The names of tensors contain dots, or are those of a single layer.
-    return any("." in name or name == "weight" for name in _tensors_in(content))
-
-
-def _tensors_in(content: Mapping[Any, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    return any(
+        isinstance(name, str) and isinstance(value, Tensor) and ("." in name or name == "weight")
+        for name, value in content.items()
+    )
 
 
 def _holds_weights(content: Any) -> bool:
-    if not isinstance(content, Mapping):
-        return False
-    return _is_state_dict(content) or any(map(_holds_weights, content.values()))
-
-
-def _preference(name: Any) -> tuple[int, int]:
-    return _rank(str(name)), _KEYS.index(name) if name in _KEYS else len(_KEYS)
+    return isinstance(content, Mapping) and (_is_state_dict(content) or any(map(_holds_weights, content.values())))
 
 
 _OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")

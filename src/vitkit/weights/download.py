@@ -7,13 +7,11 @@ without a request.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import http.client
 import io
 import re
 import ssl
-import time
 import urllib.request
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +26,6 @@ from vitkit.system.environment import cache_folder, offline
 from vitkit.system.progress import progress, receiver
 
 _TIMEOUT = 30.0  # seconds without a byte
-_PAUSES = (0.5, 1.0, 2.0)  # seconds to wait after the first, second and third attempt
 _BLOCK = 1 << 18  # bytes to read at once
 
 
@@ -39,8 +36,7 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
 
     Args:
         url: an https address, or an http address of this machine.
-        sha256: all or the first hexadecimal digits of the file's SHA-256. If it is None, the MD5 that Google's servers
-            send is checked.
+        sha256: all or the first hexadecimal digits of the file's SHA-256; None if it is unknown.
 
     Raises:
         VitkitError: downloads are forbidden, the server cannot be reached or does not have the file, the checksum is
@@ -72,11 +68,7 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
 
 
 def cache_path(url: str) -> Path:
-    """Return the path in the cache for the file of an address, whether or not the file exists.
-
-    Raises:
-        VitkitError: the address is not an https address of a file.
-    """
+    """Return the path in the cache for the file of an address, whether or not the file exists."""
     if not _is_allowed_url(url):
         raise VitkitError(
             "weights.address-invalid", f"cannot download {url!r}: expected an address that begins with https://"
@@ -105,41 +97,35 @@ def check_online(what: str, advice: str) -> None:
         )
 
 
-class _RetryableError(Exception):
-    """A download attempt failed, but another attempt may succeed."""
-
-
 def _download(url: str, final: Path, sha256: str | None) -> None:
-    """Download a file in several attempts if necessary, verify its checksum, and move it to `final`."""
+    """Complete the partial file, verify its checksum, and move it to `final`."""
     part = final.with_name(f"{final.name}.part")
-    for pause in (*_PAUSES, None):
-        try:
-            md5 = _receive(url, part, f"downloading {final.name}")
-            break
-        except _RetryableError as error:
-            if pause is None:
-                kept = f" ({part.stat().st_size} bytes are kept for the next attempt)" if part.is_file() else ""
-                raise _failure(url, f"{error}{kept}") from error
-            time.sleep(pause)
-    kind, expected, actual = "", "", ""
-    with part.open("rb") as file:
-        if sha256:
-            kind, expected = "SHA-256", sha256.lower()
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
-        elif md5:
-            kind, expected = "MD5", md5
-            actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if not actual.startswith(expected):
-        part.unlink()
-        actual = actual[: len(expected)]
-        raise _failure(url, f"its {kind} is {actual}, expected {expected}, so it was deleted; try again")
+    try:
+        _receive(url, part, f"downloading {final.name}")
+    except HTTPError as error:
+        error.close()
+        if error.code == 416:  # the file on the server is not longer than the partial file
+            part.unlink()
+        raise _failure(url, f"the server answered {error.code} {error.reason}; try again") from error
+    except (URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
+        kept = f" ({part.stat().st_size} bytes are kept, try again to continue)" if part.is_file() else ""
+        raise _failure(url, f"{getattr(error, 'reason', error)!s}{kept}" or type(error).__name__) from error
+    if sha256:
+        with part.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()[: len(sha256)]
+        if actual != sha256.lower():
+            part.unlink()
+            raise _failure(url, f"its SHA-256 is {actual}, expected {sha256.lower()}, so it was deleted; try again")
     part.replace(final)
 
 
-def _receive(url: str, part: Path, what: str) -> str | None:
-    """Make one attempt to complete the partial file. Return the file's MD5 if the server states it."""
+def _receive(url: str, part: Path, what: str) -> None:
     offset = part.stat().st_size if part.is_file() else 0
-    with _open(url, {"Range": f"bytes={offset}-"} if offset else {}, part) as response:
+    headers = {"User-Agent": f"vitkit/{__version__}", "Accept-Encoding": "identity"}
+    if offset:
+        headers["Range"] = f"bytes={offset}-"
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310  # `cache_path` checked it
+    with urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT) as response:
         if response.status == 206:  # the server sends the requested range, and not the whole file
             length = response.headers["Content-Range"].rpartition("/")[2]
         else:
@@ -149,44 +135,12 @@ def _receive(url: str, part: Path, what: str) -> str | None:
         total = int(length)
         progress(what, offset, total)
         with part.open("ab" if offset else "wb") as file:
-            while True:
-                try:
-                    block = response.read(_BLOCK)
-                except (OSError, http.client.HTTPException) as error:
-                    raise _RetryableError(_message_of(error)) from error
-                if not block:
-                    break
+            while block := response.read(_BLOCK):
                 file.write(block)
                 offset += len(block)
                 progress(what, offset, total)
-        if offset < total:
-            raise _RetryableError(f"the connection broke after {offset} of {total} bytes")
-        md5 = re.search(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(response.headers.get_all("x-goog-hash", [])))
-        return base64.b64decode(md5[1]).hex() if md5 else None
-
-
-def _open(url: str, headers: dict[str, str], part: Path) -> http.client.HTTPResponse:
-    common = {"User-Agent": f"vitkit/{__version__}", "Accept-Encoding": "identity"}
-    request = urllib.request.Request(url, headers=common | headers)  # noqa: S310  # `cache_path` checked it
-    try:
-        response: http.client.HTTPResponse = urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT)
-    except HTTPError as error:
-        error.close()
-        if error.code == 416:  # the file on the server is not longer than the partial file
-            part.unlink()
-        if error.code in (408, 416, 429) or error.code >= 500:
-            raise _RetryableError(f"the server answered {error.code} {error.reason}") from error
-        raise _failure(url, f"the server answered {error.code} {error.reason}") from error
-    except URLError as error:
-        if isinstance(error.reason, ssl.SSLCertVerificationError):
-            raise _failure(url, str(error.reason)) from error
-        raise _RetryableError(str(error.reason)) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise _RetryableError(_message_of(error)) from error
-    if response.status not in (200, 206):
-        response.close()
-        raise _failure(url, f"the server answered {response.status} {response.reason}")
-    return response
+    if offset < total:
+        raise ConnectionError(f"the connection broke after {offset} of {total} bytes")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -207,10 +161,6 @@ def _failure(url: str, reason: str) -> VitkitError:
         "weights.download-failed",
         f"could not download {url}: {reason}; or download it by other means and name the file instead",
     )
-
-
-def _message_of(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 _DESCRIPTIONS = [
@@ -280,14 +230,11 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
             "weights.repository-gated",
             f"{repo_id} is gated: accept its terms on https://huggingface.co/{repo_id} and log in with `hf auth login`",
         ) from error
-    except errors.RepositoryNotFoundError as error:
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise VitkitError(
             "weights.repository-unknown",
-            f"the hub has no repository {repo_id}, or it is private: check the name, or log in with `hf auth login`",
-        ) from error
-    except errors.HFValidationError as error:
-        raise VitkitError(
-            "weights.repository-unknown", f"{repo_id!r} is not a repository on the hub: expected owner/name"
+            f"the hub has no repository {repo_id!r}, or it is private: check its name (owner/name), or log in with "
+            "`hf auth login`",
         ) from error
     except Exception as error:  # the hub's HTTP library, and so its errors, change from release to release
         check_online(repo_id, "download its files elsewhere and name their folder")

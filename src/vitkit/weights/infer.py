@@ -31,8 +31,6 @@ class Known:
         stored_name: a function that takes vitkit's name of a tensor and returns the checkpoint's name, for messages.
         image_size: the (height, width) that the user requests, or None.
         written_size: the (height, width) in a file next to the weights, or None.
-        grid: the patch grid of the position embeddings, if the user states it.
-        is_hybrid: whether a ResNet precedes the patch embedding.
         is_published: whether the user requested the weights by their published name.
         is_described: whether the published name, or a file next to the weights, determines the architecture.
     """
@@ -41,8 +39,6 @@ class Known:
     stored_name: Callable[[str], str]
     image_size: Pair | None = None
     written_size: Pair | None = None
-    grid: Pair | None = None
-    is_hybrid: bool = False
     is_published: bool = False
     is_described: bool = False
 
@@ -92,7 +88,6 @@ def _lengths(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
 
 
 def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
-    """Infer the fields of the patch embedding, the tokens and the layers."""
     is_learned = known.fields.get("position", "learned_1d") == "learned_1d"
     for name in ("patch_embed.proj.weight", *(("pos_embed",) if is_learned else ())):
         if name not in shapes:
@@ -103,7 +98,8 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
             "weights.tensor-misshapen",
             f"{name} must be a convolution kernel with four dimensions, not of shape {kernel}",
         )
-    if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(known.fields) and not known.is_hybrid:
+    is_hybrid = any(name.startswith("patch_embed.backbone.") for name in shapes)
+    if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(known.fields) and not is_hybrid:
         raise VitkitError(
             "weights.tensor-misshapen",
             f"{name} has {kernel[1]} channels, not 1 or 3: set in_channels={kernel[1]} if this is intended",
@@ -151,7 +147,7 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
         "distill_head": any(name.startswith("head_dist.") for name in shapes),
         "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
     }
-    if any(name.startswith("patch_embed.backbone.") for name in shapes):
+    if is_hybrid:
         units: dict[int, int] = {}  # the number of residual units of each stage
         unit_name = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
         for match in filter(None, map(unit_name.match, shapes)):
@@ -164,7 +160,6 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
 
 
 def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) -> dict[str, Any]:
-    """Infer the fields of the pooling and the head."""
     has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
     has_token = known.fields.get("class_token", fields["class_token"])
     pool = "token" if has_token and not has_fc_norm else "gap"
@@ -290,7 +285,7 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
         return height, width
 
     requested = None if known.image_size is None else grid_of(known.image_size)
-    written = known.grid or (None if known.written_size is None else grid_of(known.written_size))
+    written = None if known.written_size is None else grid_of(known.written_size)
     if "pos_embed" not in shapes:
         # Tables of relative biases have a fixed size, which `written` describes; other positions fit any grid.
         grid = (written or requested) if fields.get("position") == "relative_bias" else (requested or written)
@@ -310,9 +305,7 @@ def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, ass
             if grid is not None and grid[0] * grid[1] == length - prefix > 0:
                 fields["prefix_positions"] = prefix == tokens
                 if grid == requested != (side, side) and written is None and side * side == length - prefix:
-                    assumed["grid"] = (
-                        f"{grid[0]}x{grid[1]}, as in image_size; to resize positions instead, set grid=({side}, {side})"
-                    )
+                    assumed["grid"] = f"{grid[0]}x{grid[1]}, as in image_size, and not {side}x{side}"
                 return grid
     # A token is missing, or the grid is not square.
     extra = length - math.isqrt(length) ** 2

@@ -201,12 +201,13 @@ def folded_positions(cls: str, positions: str) -> dict[str, Piece]:
     Loading adds the class token's position embedding to the class token itself, so the model computes the same.
     """
 
-    def unfold(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, ...]:
-        return (torch.cat([ours.new_zeros(1, 1, ours.shape[2]), ours], dim=1),)
-
     return {
         "cls_token": Piece((cls, positions), lambda token, table: token + table[:, :1], lambda ours, _: (ours, None)),
-        "pos_embed": Piece((positions,), lambda table: table[:, 1:], unfold),
+        "pos_embed": Piece(
+            (positions,),
+            lambda table: table[:, 1:],
+            lambda ours, _: (torch.cat([ours.new_zeros(1, 1, ours.shape[2]), ours], dim=1),),
+        ),
     }
 
 

@@ -40,7 +40,7 @@ from vitkit.weights.origin import (
     read_network,
     shapes_of,
 )
-from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_of, without_size
+from vitkit.weights.preprocessing import PreprocessLike, settings_of, without_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +114,7 @@ class LoadPlan:
         return tensors, report
 
     def build(self) -> Classifier:
-        """Build the classifier, reading the values directly into a model without initial weights.
-
-        Raises:
-            VitkitError: a value is NaN or infinite; the message names the tensor.
-        """
+        """Build the classifier, reading the values directly into a model without initial weights."""
         tensors, report = self.tensors()
         about_head = ("metrics", "balance", "head", "templates")
         provenance = {k: v for k, v in self.provenance.items() if self.keeps_head or k not in about_head}
@@ -261,7 +257,7 @@ def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
     preprocess = replace(plan.preprocess, **{"unknown": "", **settings})
     assumed, warnings = dict(plan.report.assumed), plan.report.warnings
     assumption = assumed.pop("preprocess", None)
-    if assumption is not None and leaves_open(settings):
+    if assumption is not None and not {"fit", "interpolation", "mean", "std"} <= settings.keys():
         assumed["preprocess"] = f"{assumption}; except for {', '.join(settings)}, as requested"
     if "mean" in settings:
         assumed.pop("family", None)  # the families differ only in their preprocessing
@@ -296,7 +292,6 @@ def load(
     *,
     classes: Sequence[str] | None = None,
     preprocess: PreprocessLike | None = None,
-    grid: Pair | None = None,
     allow_partial: bool = False,
     use: Use = "answers",
     network: str | None = None,
@@ -334,10 +329,9 @@ def load(
             be square.
         classes: the class names in the order of the logits; their number is `num_classes`.
         preprocess: the preprocessing that replaces the stored or assumed one: a `Preprocess`; the name of a publisher
-            (google, augreg, deit, torchvision, dinov2, or timm for published weights that timm has under the same
-            name); settings such as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as text or as a
-            mapping; or a file with such settings (`weights.preprocessing.preprocess_of`).
-        grid: (rows, columns) of the checkpoint's positions, if they are ambiguous.
+            (google, augreg, deit, torchvision or dinov2); or settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as text or as a mapping
+            (`weights.preprocessing.preprocess_of`).
         allow_partial: whether to load the tensors that fit, and only report the others.
         use: the purpose of the weights, if `source` is a model name without a tag, such as `vit_tiny_patch16_224`. The
             weights are the ImageNet-1k classifier for `answers`, and the backbone that fine-tunes best for `training`.
@@ -361,7 +355,6 @@ def load(
         image_size,
         classes=classes,
         preprocess=preprocess,
-        grid=grid,
         allow_partial=allow_partial,
         use=use,
         network=network,
@@ -375,25 +368,13 @@ def inspect(
     num_classes: int | None = None,
     image_size: int | Pair | None = None,
     *,
-    classes: Sequence[str] | None = None,
-    preprocess: PreprocessLike | None = None,
-    grid: Pair | None = None,
-    allow_partial: bool = False,
     use: Use = "answers",
     network: str | None = None,
     progress: Progress = silent,
-    **overrides: Any,
+    **options: Any,
 ) -> LoadPlan:
     """Return the plan that `load` would follow with the same arguments, without reading the values."""
-    return inspect_source(source, use=use, network=network).plan(
-        num_classes,
-        image_size,
-        classes=classes,
-        preprocess=preprocess,
-        grid=grid,
-        allow_partial=allow_partial,
-        **overrides,
-    )
+    return inspect_source(source, use=use, network=network).plan(num_classes, image_size, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,7 +413,6 @@ class WeightsSource:
         *,
         classes: Sequence[str] | None = None,
         preprocess: PreprocessLike | None = None,
-        grid: Pair | None = None,
         allow_partial: bool = False,
         **overrides: Any,
     ) -> LoadPlan:
@@ -462,10 +442,9 @@ class WeightsSource:
             assert self.checkpoint is not None
             grid_size = size if changes.get("patch_size") is None else None  # it is for patches of the new size
             origin = read_foreign(
-                self.checkpoint, self.entry, overrides, allow_partial=allow_partial, image_size=grid_size, grid=grid
+                self.checkpoint, self.entry, overrides, allow_partial=allow_partial, image_size=grid_size
             )
-        preprocess = "timm" if self.use_timm_preprocess and preprocess is None else preprocess
-        if isinstance(preprocess, str) and preprocess == "timm" and self.entry is not None:
+        if self.use_timm_preprocess and preprocess is None and self.entry is not None:
             if self.entry.timm is None:
                 raise VitkitError(
                     "weights.preprocess-unknown",
@@ -489,10 +468,16 @@ def inspect_source(source: str | Path, *, use: Use = "answers", network: str | N
     network_name, _, file = source.partition("@")  # torchvision:resnet18@FILE
     if network is None and file and not Path(source).exists() and split_network(network_name):
         source, network = file, network_name
-    name = _network_of(source, network)
-    if name is not None:
-        return WeightsSource(source=source, path=None if network is None else Path(source), network=name)
     path = Path(source)
+    name = source if network is None else network
+    # Weights of the catalog are loaded into vitkit's own model, and a model folder names its network itself.
+    is_network = split_network(name) is not None and name.removeprefix(catalog.TIMM) not in catalog.CATALOG
+    if network is None:
+        is_network = is_network and not path.exists()
+    else:
+        is_network = is_network and not any(map(model_folder.is_model_folder, (path, path.parent)))
+    if is_network:
+        return WeightsSource(source=source, path=None if network is None else path, network=name)
     entry, chosen, use_timm_preprocess = None, None, False
     if not path.exists():
         bare, use_timm_preprocess = catalog.split_timm(source)
@@ -518,25 +503,8 @@ def inspect_source(source: str | Path, *, use: Use = "answers", network: str | N
     )
 
 
-def _network_of(source: str, network: str | None) -> str | None:
-    """Return the name of another library's network that a source stands for; None for any other source."""
-    name = source if network is None else network
-    path = Path(source)
-    if network is None and path.exists():
-        return None
-    if split_network(name) is None or catalog.find(name.removeprefix(catalog.TIMM)) is not None:
-        return None  # weights of the catalog are loaded into vitkit's own model
-    if network is not None and any(map(model_folder.is_model_folder, (path, path.parent))):
-        return None  # a model folder names its network itself
-    return name
-
-
 def locate(source: str | Path) -> tuple[Path, Entry | None]:
-    """Return the path of weights, downloading them if necessary, and their catalog entry if there is one.
-
-    Raises:
-        VitkitError: the source is neither a path nor a published name, or it cannot be downloaded.
-    """
+    """Return the path of weights, downloading them if necessary, and their catalog entry if there is one."""
     path = Path(source)
     if path.exists():
         return path, None
@@ -544,8 +512,8 @@ def locate(source: str | Path) -> tuple[Path, Entry | None]:
 
     if str(source).startswith(catalog.HUB):
         repository = str(source).removeprefix(catalog.HUB)
-        return download.fetch_hub(repository), catalog.find(repository)
-    entry = catalog.find_published(str(source))
+        return download.fetch_hub(repository), catalog.CATALOG.get(repository)
+    entry = catalog.find(str(source))
     if entry is not None and catalog.ONLY_TIMMS.fullmatch(entry.architecture):
         raise VitkitError(
             "weights.name-unknown",
@@ -555,20 +523,12 @@ def locate(source: str | Path) -> tuple[Path, Entry | None]:
         return fetch(entry), entry
     if catalog.is_hub_id(str(source)):
         return download.fetch_hub(str(source)), None
-    raise VitkitError("weights.source-missing", catalog.not_found_message(str(source)))
-
-
-def is_shadowed(name: str) -> bool:
-    """Return whether a name stands for a model or published weights, but a local file or folder has it, too."""
-    return is_model_name(name.partition(".")[0]) and Path(name).exists()
+    hint = catalog.suggest(str(source))
+    raise VitkitError("weights.source-missing", f"no such file, folder or published weights: {source}{hint}")
 
 
 def fetch(entry: Entry) -> Path:
-    """Return the file or folder of published weights, downloading it unless it is in the cache.
-
-    Raises:
-        VitkitError: see `download.fetch_url` and `download.fetch_hub`.
-    """
+    """Return the file or folder of published weights, downloading it unless it is in the cache."""
     from vitkit.weights import download
 
     if entry.url is not None:
@@ -614,7 +574,7 @@ def create_model(
     options = dict(overrides) if is_network_name(name) else canonical(overrides)
     if not pretrained:
         return build(config_of(name, num_classes, **options))
-    if is_shadowed(name):
+    if is_model_name(name.partition(".")[0]) and Path(name).exists():
         raise VitkitError(
             "weights.name-ambiguous",
             f"{name} names published weights, but there is a file or folder of this name here, too: rename it, or load "

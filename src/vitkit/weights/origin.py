@@ -1,8 +1,7 @@
 """Read the weights of a source under vitkit's names of tensors, together with their configuration.
 
 The source is a model folder, a checkpoint whose layout is recognised here, or a network of another library: the weights
-that the library publishes, or a file with that library's tensor names. If a checkpoint cannot be loaded, the error
-names its model family, which is recognised by the names of its tensors.
+that the library publishes, or a file with that library's tensor names.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from vitkit.text.cells import listed
 from vitkit.weights import download
 from vitkit.weights.catalog import Entry, class_names, unique
 from vitkit.weights.checkpoint import Checkpoint, read_checkpoint, readers
-from vitkit.weights.formats import CHECKPOINT_FORMATS, publisher_preprocess, readable
+from vitkit.weights.formats import CHECKPOINT_FORMATS, publisher_preprocess
 from vitkit.weights.formats.timm import TUTORIALS, preprocess_from_pretrained
 from vitkit.weights.infer import Known, ambiguous_fields, infer
 from vitkit.weights.layout import Layout, Task, account_for
@@ -156,7 +155,6 @@ def read_foreign(
     *,
     allow_partial: bool,
     image_size: Pair | None,
-    grid: Pair | None,
 ) -> SourceWeights:
     """Read a checkpoint of another publisher: recognise its layout, infer the configuration, and check every tensor.
 
@@ -176,29 +174,28 @@ def read_foreign(
         stored_name=lambda name: " + ".join(layout.stored_names(name)),
         image_size=image_size,
         written_size=layout.image_size,
-        grid=grid,
-        is_hybrid=any(name.startswith("patch_embed.backbone.") for name in shapes),
         is_published=entry is not None,
         is_described=is_described,
     )
     try:
         config, inferred = infer(shapes, known)
     except VitkitError as error:
-        misfit = VitkitError(error.code, f"{checkpoint.path} ({layout.format}): {error}")
-        raise _family_error(checkpoint, misfit) from error
+        raise VitkitError(error.code, f"{checkpoint.path} ({layout.format}): {error}") from error
     account = account_for(checkpoint.tensors, layout, config, shapes_of(config))
     if (account.missing or account.left_over or account.misshapen) and not allow_partial:
         text = f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}"
         if not (account.missing or account.misshapen):
-            text += "; if the model works without them: allow_partial=True, or vitkit convert --allow-partial"
-        raise _family_error(checkpoint, VitkitError("weights.tensors-unfit", text))
+            text += (
+                "; timm:NAME@FILE loads other models of timm, and allow_partial=True (vitkit convert --allow-partial) "
+                "leaves these tensors out"
+            )
+        raise VitkitError("weights.tensors-unfit", text)
     assumed = {name: text for name, text in layout.assumed.items() if name not in overrides} | inferred
     if layout.format == "timm" and not is_described:
         assumed |= ambiguous_fields(config, checkpoint.tensors, overrides)
     preprocess, input_size = layout.preprocess, layout.input_size
     if entry is not None:
-        input_size = entry.preprocess.size
-        preprocess = without_size(entry.preprocess)
+        preprocess, input_size = without_size(entry.preprocess), entry.preprocess.size
     notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
     notes += tuple(f"{name} was ignored: {reason}" for name, reason in checkpoint.ignored.items()) + layout.notes
     notes += (f"the prefix {removed_prefix} of the names was removed",) if removed_prefix else ()
@@ -251,29 +248,21 @@ def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
     the whole names.
     """
 
-    def layout_of(candidate: Checkpoint) -> Layout | None:
-        return next((layout for form in readable() if (layout := form.recognise(candidate)) is not None), None)
-
-    try:
-        if (layout := layout_of(checkpoint)) is not None:
-            return checkpoint, layout, ""
-        words = Counter(word for name in checkpoint.tensors if (word := name.partition(".")[0]) != name)
-        word, count = max(words.items(), key=lambda item: item[1], default=("", 0))
-        if 2 * count > len(checkpoint.tensors):
-            bare = {name.removeprefix(f"{word}."): tensor for name, tensor in checkpoint.tensors.items()}
-            shorter = dataclasses.replace(checkpoint, tensors=bare)
-            if (layout := layout_of(shorter)) is not None:
-                return shorter, layout, f"{word}."
-    except VitkitError as error:
-        raise _family_error(checkpoint, error) from error
-    family = family_of(checkpoint)
-    named = (
-        f"its tensors are {listed(list(checkpoint.tensors), 4)}: rename them as timm's Vision Transformers do, or load "
-        "a network of timm by timm:NAME@FILE"
-    )
-    what = f"this is {family}" if family else named
+    words = Counter(word for name in checkpoint.tensors if (word := name.partition(".")[0]) != name)
+    word, count = max(words.items(), key=lambda item: item[1], default=("", 0))
+    candidates = [(checkpoint, "")]
+    if 2 * count > len(checkpoint.tensors):
+        bare = {name.removeprefix(f"{word}."): tensor for name, tensor in checkpoint.tensors.items()}
+        candidates.append((dataclasses.replace(checkpoint, tensors=bare), f"{word}."))
+    for candidate, prefix in candidates:
+        for form in CHECKPOINT_FORMATS.values():
+            if (layout := form.recognise(candidate)) is not None:
+                return candidate, layout, prefix
     raise VitkitError(
-        "weights.architecture-unknown", f"{checkpoint.path} contains no Vision Transformer that vitkit knows; {what}"
+        "weights.architecture-unknown",
+        f"{checkpoint.path} contains no Vision Transformer that vitkit knows; its tensors are "
+        f"{listed(list(checkpoint.tensors), 4)}: rename them as timm's Vision Transformers do, or load a network of "
+        "timm by timm:NAME@FILE",
     )
 
 
@@ -288,15 +277,6 @@ def _usual_preprocess(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[st
     publishers = CHECKPOINT_FORMATS[layout.format].preprocess if layout.format in CHECKPOINT_FORMATS else ()
     publisher = next((name for name in publishers if publisher_preprocess(name) == layout.preprocess), layout.format)
     return layout.preprocess, f"as is usual for {publisher}"
-
-
-def _family_error(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
-    """Return an error that names the checkpoint's unsupported family, or `error` if the family is unknown."""
-    family = family_of(checkpoint)
-    if family is None:
-        return error
-    message = f"{checkpoint.path}: this is {family}; it is not supported yet"
-    return VitkitError("weights.architecture-unsupported", message)
 
 
 # --- Networks of other libraries -------------------------------------------------------------------------------
@@ -423,52 +403,3 @@ def _fetch(config: NetworkConfig) -> Path:
             f"timm publishes no weights of {config.name}: train it with --weights none, or name a file",
         )
     return download.fetch_hub(published.hf_hub_id)
-
-
-# --- Families of models, for error messages --------------------------------------------------------------------
-
-
-NAFLEX = "SigLIP 2 NaFlex, for images of any aspect"
-_BLOCK = r"blocks\.(?:\d+\.)?\d+\."
-# The name of each family, and patterns, each of which must match the start of some tensor's name. The first family that
-# matches is chosen.
-_FAMILIES = (
-    # Text together with images
-    ("CLIP with a ResNet", r"visual\.layer1\."),
-    ("CoCa", r"visual\.attn_pool\.", r"text_decoder\."),
-    ("CLIP's image encoder by OpenCLIP without its prefix", r"transformer\.resblocks\.", r"ln_pre\."),
-    # One stack of layers on patches
-    ("SAM's image encoder, with windows and decomposed positions", _BLOCK + r"attn\.rel_pos_h$", r"neck\."),
-    ("SAM, with windows and decomposed positions", r"(vision|image)_encoder\..*\.rel_pos_h$"),
-    ("a ViT that normalises queries and keys", _BLOCK + r"(attn\.)?q_norm\."),
-    ("a ViT whose attention is a difference of two, by two numbers", _BLOCK + r"(attn\.)?lambda_a$"),
-    (
-        "a ViT whose attention is a difference of two softmax maps (timm:NAME@FILE loads it)",
-        _BLOCK + r"(attn\.)?lambda_q1$",
-    ),
-    ("a ViT with attention and MLP side by side (timm:NAME@FILE loads it)", _BLOCK + r"(attn_)?out_proj\."),
-    ("a ViT with parallel attention layers", _BLOCK + r"attns\.0\."),
-    ("MobileCLIP's hybrid, with a stem of convolutions", r"patch_embed\.backbone\.0\.conv\."),
-    # Stages
-    ("CaiT, with layers for the class token alone", r"blocks_token_only\."),
-    ("Swin V2, with shifted windows", r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*logit_scale$"),
-    ("Swin, with shifted windows", r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*relative_position_bias"),
-    ("ConvNeXt V2", r".*\.grn\."),
-    ("ConvNeXt", r"stages\.\d+\.blocks\.\d+\.conv_dw\.", r"stages\.\d+\.blocks\.\d+\.mlp\.fc1"),
-    ("ConvNeXt", r"(\w+\.)?encoder\.stages\.\d+\.layers\.\d+\.dwconv\."),
-    ("ConvNeXt, of DINOv3", r"(model\.)?stages\.\d+\.layers\.\d+\.depthwise_conv\."),
-    ("ConvNeXt, torchvision's", r"features\.\d+\.\d+\.layer_scale$"),
-    ("MLP-Mixer", r"blocks\.\d+\.mlp_tokens\."),
-    ("EfficientNet or MobileNet, a CNN", r"conv_stem\."),
-    ("ResNet, a CNN", r"layer1\.0\.conv1\.", r"(fc|layer4)\."),
-    ("ResNet, a CNN", r"resnet\.embedder\."),
-)
-
-
-def family_of(checkpoint: Checkpoint) -> str | None:
-    """Return the name of a checkpoint's family, by the names of its tensors; None if unknown."""
-
-    def has(pattern: str) -> bool:
-        return any(map(re.compile(pattern).match, checkpoint.tensors))
-
-    return next((name for name, *patterns in _FAMILIES if all(map(has, patterns))), None)

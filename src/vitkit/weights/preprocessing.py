@@ -1,35 +1,24 @@
-"""The preprocessing that a user states when loading weights: a publisher's name, settings, or a file."""
+"""The preprocessing that a user states when loading weights: a publisher's name or settings."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from vitkit import model_folder
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model.config import Pair, format_size
-from vitkit.system.files import from_json
 from vitkit.text.arguments import as_typed, from_text, hints_of, is_number, type_of
 from vitkit.weights.formats import preprocess_publishers, publisher_preprocess
 
-PreprocessLike = Preprocess | Mapping[str, Any] | str | Path
+PreprocessLike = Preprocess | Mapping[str, Any] | str
 
 _invalid = partial(VitkitError, "weights.preprocess-invalid")
 _EXAMPLE = "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
 _DEFAULTS = {name: getattr(Preprocess, name) for name in ("fit", "crop_pct", "interpolation", "floor_crop")}
 _SIDES = ("resize", "crop", "size")  # in pixels: one number, or height and width
-_FILES = (
-    model_folder.DESCRIPTION,
-    "processor_config.json",
-    "preprocessor_config.json",
-    "open_clip_config.json",
-    "config.json",
-)
 
 
 def preprocess_of(named: PreprocessLike, base: Preprocess) -> Preprocess:
@@ -42,9 +31,7 @@ def preprocess_of(named: PreprocessLike, base: Preprocess) -> Preprocess:
             - the publisher whose preprocessing is used: google, torchvision, dinov2, augreg or deit;
             - text of settings, such as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or a mapping of
               them. The settings are fields of `Preprocess`, or torchvision's `resize` (the new length of the short
-              side, or the (height, width) to which the picture is stretched) and `crop` (cut from the centre);
-            - a JSON file of such settings, a model.json, or a preprocessor_config.json, config.json or
-              open_clip_config.json of published weights; or the folder that contains one of these.
+              side, or the (height, width) to which the picture is stretched) and `crop` (cut from the centre).
         base: the model's preprocessing. Its size is that of the model's input and cannot be changed.
 
     Raises:
@@ -61,15 +48,9 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
     if isinstance(named, Preprocess):
         named = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
     elif isinstance(named, str):
-        is_text = "=" in named or named.strip() in preprocess_publishers()
-        if not is_text and os.path.exists(named):  # noqa: PTH110  # False also for text that is no valid path
-            named = _read_settings(Path(named))
-        else:
-            named = _parse_settings(named, len(base.mean))
-    elif isinstance(named, Path):
-        named = _read_settings(named)
+        named = _parse_settings(named, len(base.mean))
     elif not isinstance(named, Mapping):
-        raise _invalid(f"preprocess must be text, a mapping, a file or a Preprocess, not {type_of(named)}")
+        raise _invalid(f"preprocess must be text, a mapping or a Preprocess, not {type_of(named)}")
     hints = hints_of(Preprocess)
     fields: dict[str, Any] = {}
     sides: dict[str, Pair] = {}
@@ -112,36 +93,22 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
     return fields
 
 
-def leaves_open(settings: Mapping[str, Any]) -> bool:
-    """Return whether settings lack a field that predictions depend on, so that its value remains assumed."""
-    required = {"fit", "interpolation", "mean", "std"}
-    if str(settings.get("fit", "")).endswith("crop"):
-        required.add("crop_pct")
-    return not required <= settings.keys()
-
-
 def without_size(preprocess: Preprocess) -> dict[str, Any]:
     """Return the fields of a `Preprocess` without its size, which belongs to the model."""
     return {name: value for name, value in dataclasses.asdict(preprocess).items() if name != "size"}
 
 
 def _parse_settings(text: str, channels: int) -> dict[str, Any]:
-    """Parse the name of a publisher, or settings separated by commas, into fields of `Preprocess`."""
     text = text.strip()
     fields = publisher_preprocess(text)
     if fields is not None:
         means = {name: tuple(fields[name])[:channels] for name in ("mean", "std") if name in fields}
         return {**_DEFAULTS, **fields, **means}
-    if text == "timm":
-        raise VitkitError(
-            "weights.preprocess-unknown",
-            "preprocess='timm' is for published names, MODEL.TAG: for a file use augreg, deit or dinov2",
-        )
     if "=" not in text:
         raise VitkitError(
             "weights.preprocess-unknown",
-            f"preprocess {text!r:.60} is none of {', '.join(preprocess_publishers())}, timm; expected one of these, a "
-            f"file, or text such as {_EXAMPLE}",
+            f"preprocess {text!r:.60} is none of {', '.join(preprocess_publishers())}; expected one of these, or "
+            f"text such as {_EXAMPLE}; a file is read if it lies next to the weights",
         )
     values: dict[str, str] = {}
     last = ""
@@ -175,45 +142,6 @@ def _check_known(name: str) -> None:
         raise VitkitError(
             "weights.preprocess-unknown", f"preprocess has no setting {name!r:.40}; it has {', '.join(known)}"
         )
-
-
-def _read_settings(path: Path) -> Mapping[str, Any]:
-    """Read the settings in a JSON file, or in a folder with one of `_FILES`.
-
-    The file contains only settings, or is a description by vitkit, transformers, timm or OpenCLIP.
-    """
-    from vitkit.weights.formats import huggingface_described, open_clip, timm
-
-    files = [file for name in _FILES if (file := path / name).is_file()] if path.is_dir() else [path]
-    if not files:
-        raise VitkitError("weights.preprocess-unknown", f"preprocess: {path} contains none of {', '.join(_FILES)}")
-    for file in files:
-        try:
-            written = from_json(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise _invalid(f"preprocess: {file} cannot be read as JSON: {error}") from error
-        if not isinstance(written, dict):
-            raise _invalid(f"preprocess: {file} must contain a JSON object, not {type_of(written)}")
-        if isinstance(written.get("preprocess"), dict):
-            return dict(written["preprocess"])
-        if isinstance(written.get("image_processor"), dict):
-            written = {"image_processor_type": None, **written["image_processor"]}
-        fields: Mapping[str, Any] | None = None
-        if {"image_mean", "image_processor_type", "feature_extractor_type"} & written.keys():
-            fields = huggingface_described.preprocess_of_processor(written)
-        elif "pretrained_cfg" in written:
-            fields = timm.preprocess_from_config(written)
-        elif "preprocess_cfg" in written:
-            fields = open_clip.preprocess_from_config(written)
-        elif not {"architectures", "model_type", "architecture", "config", "processor_class"} & written.keys():
-            return written  # the file describes no model, so it contains only settings
-        if fields is not None:
-            return {**_DEFAULTS, **fields}
-    raise VitkitError(
-        "weights.preprocess-unknown",
-        f"preprocess: {files[-1]} describes a model, but not the preprocessing of its images; expected another file, "
-        f"or text such as {_EXAMPLE}",
-    )
 
 
 def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, has_both_sides: bool) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from vitkit.model.layers import (
     SwiGLU,
     TokenConvolution,
     attend_fused,
-    scale_and_shift,
 )
 from vitkit.model.position import Relative
 from vitkit.model.variants import OPTIMIZED, check
@@ -52,9 +51,9 @@ def fold_norm(linear: nn.Linear, norm: Norm | None) -> tuple[Tensor, Tensor]:
     bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.double()
     if norm is None:
         return weight, bias
-    factor, shift = scale_and_shift(norm)
-    bias = bias if shift is None else bias + weight @ shift
-    return weight * factor, bias
+    if not isinstance(norm, RMSNorm):  # an RMSNorm has no shift
+        bias = bias + weight @ norm.bias.double()
+    return weight * norm.weight.double(), bias
 
 
 def fold_norm_into_qkv(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Tensor, Tensor]:

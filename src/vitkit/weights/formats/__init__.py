@@ -82,19 +82,9 @@ def register(form: CheckpointFormat) -> None:
     CHECKPOINT_FORMATS.update(rows)
 
 
-def readable() -> list[CheckpointFormat]:
-    """Return the formats that can be read, in the order in which they are tried."""
-    return [form for form in CHECKPOINT_FORMATS.values() if form.reader]
-
-
 def writable() -> dict[str, CheckpointFormat]:
     """Return the formats that can be written, by name."""
     return {name: form for name, form in CHECKPOINT_FORMATS.items() if form.writer}
-
-
-def format_for_path(destination: Path) -> str:
-    """Return the name of the format that has the destination's suffix; for any other suffix, that of model folders."""
-    return next((name for name, form in writable().items() if destination.suffix in form.suffixes), VITKIT)
 
 
 def file_suffixes() -> tuple[str, ...]:

@@ -26,11 +26,7 @@ _TRAINING_ONLY = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", 
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint of DINOv3, EVA-02 or Perception Encoder; None for any other.
-
-    Raises:
-        VitkitError: the checkpoint lacks a tensor that all models of its family have.
-    """
+    """Return the layout of a checkpoint of DINOv3, EVA-02 or Perception Encoder; None for any other."""
     names = checkpoint.tensors
     if "storage_tokens" in names or eva.has(names, r"blocks\.\d+\.attn\.qkv\.bias_mask$"):
         is_sapiens = eva.has(names, r"blocks\.\d+\.attn\.w[qkv]\.")

@@ -6,7 +6,7 @@ Otherwise other programs would compute different predictions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,6 @@ def check_expressible(config: ViTConfig, to: str, allowed: Mapping[str, tuple[An
         to: the name of the format.
         allowed: the values that the format can express, by field. A field that is not listed may have any value if it
             is in `WRITTEN`. Otherwise it must have its default.
-
-    Raises:
-        VitkitError: a field has a value that is not allowed; the message names the field and the value.
     """
     allowed = {"gelu": ("erf", "tanh"), **allowed}
     unsupported = changed_fields(config, WRITTEN | allowed.keys())
@@ -115,9 +112,10 @@ def metadata(classifier: Classifier) -> dict[str, str]:
     return {"format": "pt", **pictures}
 
 
-def write_folder(classifier: Classifier, destination: Path, files_of: Callable[[Classifier], Files]) -> None:
-    """Write the tensors and JSON files that `files_of` returns to a new folder."""
-    tensors, descriptions = files_of(classifier)
+def write_folder(
+    classifier: Classifier, destination: Path, tensors: dict[str, Tensor], descriptions: dict[str, dict[str, Any]]
+) -> None:
+    """Write tensors and JSON files to a new folder."""
     destination.mkdir(parents=True)
     save(tensors, destination / "model.safetensors", metadata(classifier))
     for name, content in descriptions.items():

@@ -95,12 +95,6 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
-def layout_for(config: ViTConfig) -> Layout:
-    """Return the reference implementation's layout for this configuration, numbered as in the published files."""
-    pieces = _pieces(config.layers, _PUBLISHED, _POSITIONS, config.stem or (), is_stacked=False)
-    return Layout(format="Google npz", pieces=pieces, fields=FIELDS, preprocess=PREPROCESS)
-
-
 def _pieces(
     depth: int, sublayers: tuple[str, str, str], positions: str, stages: Iterable[int], *, is_stacked: bool
 ) -> dict[str, Piece]:
@@ -173,7 +167,6 @@ def _heads_joined(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
 
 
 def _out(ours: str, theirs: str) -> dict[str, Piece]:
-    """Return the `Piece`s of the output projection of the attention, whose stored kernel has an axis for heads."""
     weight = Piece(
         (f"{theirs}/kernel",),
         lambda kernel: kernel.flatten(0, 1).t(),  # (H, D_h, D)
@@ -243,7 +236,10 @@ def write(classifier: Classifier, destination: Path) -> None:
     if len(to_json({"vitkit": note}).encode()) > 65535:  # the longest comment of a zip file, in bytes
         del note["classes"]
     comment = to_json({"vitkit": note}).encode()  # other programs ignore it
-    arrays = {name: tensor.numpy() for name, tensor in tensors_under(classifier, layout_for(config)).items()}
+    # The sublayers are numbered as in the published files.
+    pieces = _pieces(config.layers, _PUBLISHED, _POSITIONS, config.stem or (), is_stacked=False)
+    tensors = tensors_under(classifier, Layout(format="Google npz", pieces=pieces))
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     with destination.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     embed_in_zip(destination, classifier.pictures or b"", comment)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
@@ -22,8 +23,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats import export
 from vitkit.weights.formats import huggingface_described as json_files
-from vitkit.weights.formats.export import Files
-from vitkit.weights.formats.huggingface_towers import tower_files
+from vitkit.weights.formats.huggingface_towers import tower_tensors
 from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, require, same
 
 _BLOCK = re.compile(
@@ -43,11 +43,7 @@ _USUAL_PREPROCESS: dict[str, dict[str, Any]] = {
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint of one of these models; None for any other.
-
-    Raises:
-        VitkitError: the model is not supported, or its register tokens are missing.
-    """
+    """Return the layout of a checkpoint of one of these models; None for any other."""
     names = checkpoint.tensors
     matches = [match for name in names if (match := _BLOCK.match(name))]
     if not matches:
@@ -85,22 +81,6 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         image_size=json_files.parse_size(config.get("image_size")),
         dropped={name: reason for name, reason in dropped.items() if name in names},
     )
-
-
-def layout_for(config: ViTConfig) -> Layout:
-    """Return Hugging Face's layout for this configuration."""
-    family = family_of(config)
-    names: list[str] = [f"{family}."]  # parts of tensor names, from which `_pieces` infers the variant
-    if config.distill_head:
-        names.append("cls_classifier.weight")
-    if config.mlp_kind == "swiglu":
-        names.append(".mlp.weights_in.")
-    if family.startswith("dinov2"):
-        names.append(".layer_scale1.")
-    prefix = f"{family}." if config.num_classes else ""
-    is_folded = family == "dinov2_with_registers"
-    pieces = _pieces(prefix, f"{prefix}encoder.layer", config.layers, names, is_folded=is_folded)
-    return Layout(format=f"Hugging Face {family}", pieces=pieces, preprocess=_USUAL_PREPROCESS[family])
 
 
 def family_of(config: ViTConfig) -> str:
@@ -214,7 +194,6 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
 
 
 def _eps(family: str) -> float:
-    """Return transformers' default for the epsilon of layer norms."""
     return 1e-6 if family.startswith("dinov2") or family == "vit_msn" else 1e-12
 
 
@@ -232,13 +211,17 @@ _CONFIG_FIELDS = {
 
 def write(classifier: Classifier, destination: Path) -> None:
     """Write a folder with the tensors, config.json and preprocessor_config.json."""
-    export.write_folder(classifier, destination, _files)
-
-
-def _files(classifier: Classifier) -> Files:
     config = export.model_of(classifier).config
     if config.embed_norm or config.pool == "map":
-        return tower_files(classifier)
+        tensors, described = tower_tensors(classifier)
+    else:
+        tensors, described = _tensors(classifier, config)
+    descriptions = {"config.json": described, "preprocessor_config.json": json_files.processor(classifier.preprocess)}
+    export.write_folder(classifier, destination, tensors, descriptions)
+
+
+def _tensors(classifier: Classifier, config: ViTConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors, and the content of config.json."""
     family = family_of(config)
     is_dino = family.startswith("dinov2")
     has_head = config.num_classes > 0
@@ -261,13 +244,21 @@ def _files(classifier: Classifier) -> Files:
     )
     if is_dino and config.layer_scale is None:
         raise export.inexpressible("Hugging Face", "layer_scale None with this head")
-    tensors = export.tensors_under(classifier, layout_for(config))
+    names: list[str] = [f"{family}."]  # parts of tensor names, from which `_pieces` infers the variant
+    if config.distill_head:
+        names.append("cls_classifier.weight")
+    if config.mlp_kind == "swiglu":
+        names.append(".mlp.weights_in.")
     if is_dino:
-        prefix = f"{family}." if has_head else ""
+        names.append(".layer_scale1.")
+    prefix = f"{family}." if has_head else ""
+    is_folded = family == "dinov2_with_registers"
+    pieces = _pieces(prefix, f"{prefix}encoder.layer", config.layers, names, is_folded=is_folded)
+    tensors = export.tensors_under(classifier, Layout(format=f"Hugging Face {family}", pieces=pieces))
+    if is_dino:
         # transformers requires this tensor, but does not use it in predictions.
         tensors[f"{prefix}embeddings.mask_token"] = torch.zeros(1, config.hidden_size)
-    described = _config(classifier, family)
-    return tensors, {"config.json": described, "preprocessor_config.json": json_files.processor(classifier.preprocess)}
+    return tensors, _config(classifier, family)
 
 
 _CLASSES = {

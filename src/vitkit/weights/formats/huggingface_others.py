@@ -185,22 +185,21 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
         "image_size": SIZE_ASSUMED,
     }
     depth = depth_of(match["layer"] for match in matches)
+    pieces = _dinov3_pieces(matches[0]["prefix"], depth, names, is_gated=is_gated)
+    dropped = {"embeddings.mask_token": "trained to predict masked patches"}
+    if 0 in names[_REGISTERS].shape:
+        dropped[_REGISTERS] = "there are none"
+    else:
+        pieces["reg_token"] = same(_REGISTERS)
     return Layout(
         **described_layout(checkpoint, "dinov3_vit", PREPROCESS, resizes=True),
         format="Hugging Face dinov3_vit",
-        pieces=_dinov3_pieces(matches[0]["prefix"], depth, names, is_gated=is_gated),
+        pieces=pieces,
         fields=fields,
         image_size=size,
         assumed={} if checkpoint.config is not None else assumed,
-        dropped=_dropped(names),
+        dropped={name: reason for name, reason in dropped.items() if name in names},
     )
-
-
-def _dropped(names: Mapping[str, StoredTensor]) -> dict[str, str]:
-    reasons = {"embeddings.mask_token": "trained to predict masked patches"}
-    if 0 in names[_REGISTERS].shape:
-        reasons[_REGISTERS] = "there are none"
-    return {name: reason for name, reason in reasons.items() if name in names}
 
 
 def _dinov3_pieces(layers: str, depth: int, names: Mapping[str, StoredTensor], *, is_gated: bool) -> dict[str, Piece]:
@@ -216,8 +215,6 @@ def _dinov3_pieces(layers: str, depth: int, names: Mapping[str, StoredTensor], *
         **pair("patch_embed.proj", "embeddings.patch_embeddings"),
         **pair("norm", "norm"),
     }
-    if _REGISTERS not in _dropped(names):
-        pieces["reg_token"] = same(_REGISTERS)
     into = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
     for layer in range(depth):
         ours, theirs = f"blocks.{layer}", f"{layers}{layer}"

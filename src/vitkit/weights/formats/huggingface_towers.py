@@ -12,16 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import huggingface_described as json_files
-from vitkit.weights.formats.export import Files, check_expressible, model_of, one_or_pair, tensors_under
+from vitkit.weights.formats.export import check_expressible, model_of, one_or_pair, tensors_under
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, with_axes
-from vitkit.weights.origin import NAFLEX
 
 _BLOCK = re.compile(r"^(vision_model\.)?encoder\.layers\.(\d+)\.(?:self_attn\.(?:[qkv]|out)_proj|layer_norm[12])\.")
 _TYPES = {  # by `model_type` of the whole model, and of the image encoder
@@ -51,11 +50,7 @@ _OTHER_PARTS = {  # what a file of the whole model contains in addition to the i
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint if it is Hugging Face's CLIP or SigLIP; None for any other.
-
-    Raises:
-        VitkitError: the model has these tensor names, but computes something that vitkit does not support.
-    """
+    """Return the layout of a checkpoint if it is Hugging Face's CLIP or SigLIP; None for any other."""
     names = checkpoint.tensors
     matches = [match for name in names if (match := _BLOCK.match(name))]
     if not matches or any(".self_attn.qkv." in name for name in names):  # BLIP's
@@ -108,28 +103,13 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
-def layout_for(config: ViTConfig) -> Layout:
-    """Return Hugging Face's layout for an image encoder of this configuration."""
-    family = family_of(config)
-    return Layout(
-        format=f"Hugging Face {_FAMILY_NAMES[family]}",
-        pieces=_pieces("", family, config.layers),
-        preprocess=_USUAL_PREPROCESS[family],
-    )
-
-
-def family_of(config: ViTConfig) -> str:
-    """Return the family, `clip` or `siglip`, that can express this configuration."""
-    return "clip" if config.embed_norm else "siglip"
-
-
 def _family(checkpoint: Checkpoint, prefix: str) -> str:
-    """Return the family according to config.json, or by tensors that only one family has."""
     kernel = checkpoint.tensors.get(f"{prefix}embeddings.patch_embedding.weight")
     kind = (checkpoint.config or {}).get("model_type")
     if kind in ("siglip2", "siglip2_vision_model") or (kind is None and kernel is not None and len(kernel.shape) == 2):
         raise VitkitError(
-            "weights.architecture-unsupported", f"{checkpoint.path}: this is {NAFLEX}; it is not supported yet"
+            "weights.architecture-unsupported",
+            f"{checkpoint.path}: this is SigLIP 2 NaFlex, for images of any aspect; it is not supported yet",
         )
     if f"{prefix}embeddings.token_embedding.weight" in checkpoint.tensors:
         raise VitkitError(
@@ -205,11 +185,11 @@ def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
     }
 
 
-def tower_files(classifier: Classifier) -> Files:
-    """Return the tensors of the image encoder, which has no head, and the JSON files that describe them."""
+def tower_tensors(classifier: Classifier) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of the image encoder, which has no head, and the content of config.json."""
     config = model_of(classifier).config
-    family = family_of(config)
-    is_clip = family == "clip"
+    is_clip = config.embed_norm
+    family = "clip" if is_clip else "siglip"
     check_expressible(
         config,
         "Hugging Face",
@@ -232,7 +212,8 @@ def tower_files(classifier: Classifier) -> Files:
             "activation": (config.activation,),
         },
     )
-    tensors = tensors_under(classifier, layout_for(config))
+    layout = Layout(format=_FAMILY_NAMES[family], pieces=_pieces("", family, config.layers))
+    tensors = tensors_under(classifier, layout)
     if not is_clip:  # a `Piece` converts a single tensor of vitkit, but SigLIP stores q and kv in one tensor
         ours = model_of(classifier).state_dict()
         for part in ("weight", "bias"):
@@ -252,4 +233,4 @@ def tower_files(classifier: Classifier) -> Files:
         "image_size": one_or_pair(config.image_size),
         "patch_size": one_or_pair(config.patch_size),
     }
-    return tensors, {"config.json": described, "preprocessor_config.json": json_files.processor(classifier.preprocess)}
+    return tensors, described

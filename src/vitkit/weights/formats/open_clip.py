@@ -31,16 +31,22 @@ _FILE = "open_clip_config.json"
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint if it is OpenCLIP's; None for any other.
-
-    Raises:
-        VitkitError: the image encoder is not supported.
-    """
+    """Return the layout of a checkpoint if it is OpenCLIP's; None for any other."""
     names = checkpoint.tensors
     if not any(name.startswith("visual.") for name in names):
         return None
+    config = checkpoint.config or {}
+    model: Mapping[str, Any] | None = config.get("model_cfg")
+    vision: Mapping[str, Any] = or_default(model or {}, "vision_cfg", {})
+    preprocess = _preprocess(config)
+    shared: dict[str, Any] = {
+        "format": "OpenCLIP",
+        "is_preprocess_known": preprocess is not None,
+        "image_size": parse_size(vision.get("image_size"), _FILE),
+    }
+    others = {name: reason for name in names for start, reason in _OTHER_PARTS.items() if re.match(start, name)}
     if any(name.startswith(_TRUNK) for name in names):
-        return _timm_layout(checkpoint)
+        return _timm_layout(checkpoint, str(vision.get("timm_model_name") or ""), preprocess, others, shared)
     matches = [match for name in names if (match := _BLOCK.match(name)) and match[1]]
     if not matches:
         return None
@@ -57,9 +63,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         "erf, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors and "
         "x sigmoid(1.702 x): for those, set gelu='quick'"
     )
-    described = preprocess_from_config(checkpoint.config)
     return Layout(
-        format="OpenCLIP",
+        **shared,
         pieces=pieces,
         fields={
             "class_token": True,
@@ -69,22 +74,25 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             "qkv_bias": True,
             "norm_eps": 1e-5,
             "position_resize": "timm",
-            **_fields(checkpoint.config),
+            **({} if model is None else _fields(model, vision)),
         },
-        assumed={} if _model_config(checkpoint.config) else {"gelu": gelu},
-        preprocess=described or timm.CLIP,
-        is_preprocess_known=described is not None,
-        image_size=_size(checkpoint.config),
-        dropped=_dropped(checkpoint),
+        assumed={} if model else {"gelu": gelu},
+        preprocess=preprocess or timm.CLIP,
+        dropped=others,
     )
 
 
-def _timm_layout(checkpoint: Checkpoint) -> Layout | None:
+def _timm_layout(
+    checkpoint: Checkpoint,
+    architecture: str,
+    preprocess: Mapping[str, Any] | None,
+    others: dict[str, str],
+    shared: Mapping[str, Any],
+) -> Layout | None:
     """Return the layout of an image encoder of timm, whose tensor names have the prefix `visual.trunk.`."""
     tensors = {
         name.removeprefix(_TRUNK): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(_TRUNK)
     }
-    architecture = str(_vision_config(checkpoint.config).get("timm_model_name") or "")
     config = {"architecture": architecture} if architecture else None
     layout = timm.recognise(dataclasses.replace(checkpoint, tensors=tensors, config=config, wrappers=()))
     if layout is None:
@@ -94,57 +102,29 @@ def _timm_layout(checkpoint: Checkpoint) -> Layout | None:
         for ours, piece in layout.pieces.items()
     }
     gelu = "erf; some of SigLIP's encoders have the same tensors and GELU with tanh: for those, set gelu='tanh'"
-    described = preprocess_from_config(checkpoint.config)
     return dataclasses.replace(
         layout,
-        format="OpenCLIP",
+        **shared,
         pieces=pieces,
-        preprocess=described or (_SIGLIP if "_siglip_" in architecture else layout.preprocess),
-        is_preprocess_known=described is not None,
-        image_size=_size(checkpoint.config),
+        preprocess=preprocess or (_SIGLIP if "_siglip_" in architecture else layout.preprocess),
         assumed={} if architecture else {"gelu": gelu},
-        dropped={**{f"{_TRUNK}{name}": reason for name, reason in layout.dropped.items()}, **_dropped(checkpoint)},
+        dropped={f"{_TRUNK}{name}": reason for name, reason in layout.dropped.items()} | others,
     )
 
 
-def _dropped(checkpoint: Checkpoint) -> dict[str, str]:
-    names = checkpoint.tensors
-    return {name: reason for name in names for start, reason in _OTHER_PARTS.items() if re.match(start, name)}
-
-
-def _model_config(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return `model_cfg` of open_clip_config.json; None if there is none."""
-    described: Mapping[str, Any] | None = (config or {}).get("model_cfg")
-    return described
-
-
-def _vision_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return `vision_cfg` of open_clip_config.json; empty if there is none."""
-    vision: Mapping[str, Any] = or_default(_model_config(config) or {}, "vision_cfg", {})
-    return vision
-
-
-def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
+def _fields(model: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the image encoder in open_clip_config.json, with OpenCLIP's defaults for missing ones."""
-    described = _model_config(config)
-    if described is None:
-        return {}
-    vision = _vision_config(config)
     unsupported = "attentional_pool no_ln_pre timm_model_name global_average_pool block_type act_kwargs"
     for name in unsupported.split():
         if vision.get(name):
             raise VitkitError("weights.description-unsupported", f"{_FILE}: {name} {vision[name]!r} is not supported")
     heads = or_default(vision, "width", 768) // or_default(vision, "head_width", 64)
-    return {"gelu": "quick" if described.get("quick_gelu") else "erf", "heads": heads}
+    return {"gelu": "quick" if model.get("quick_gelu") else "erf", "heads": heads}
 
 
-def _size(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    return parse_size(_vision_config(config).get("image_size"), _FILE)
-
-
-def preprocess_from_config(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _preprocess(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Convert `preprocess_cfg` to fields of `Preprocess`, with OpenCLIP's defaults; return None if there is none."""
-    described = (config or {}).get("preprocess_cfg")
+    described = config.get("preprocess_cfg")
     if not isinstance(described, Mapping):
         return None
     fits = {"shortest": "crop", "squash": "squash", "longest": "pad"}

@@ -61,6 +61,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     architecture = str((checkpoint.config or {}).get("architecture", ""))
     if re.search(r"_reg\d+_", architecture):
         require(checkpoint, "timm", "reg_token")
+    is_clip = any(name.startswith("norm_pre.") for name in checkpoint.tensors)
+    is_beit3 = any(re.match(r"blocks\.\d+\.(attn|mlp)\.norm\.", name) for name in checkpoint.tensors)
     described = stored_description(checkpoint)
     arguments = (checkpoint.config or {}).get("model_args") or {}
     return Layout(
@@ -68,7 +70,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         pieces={_our_name(name): Piece((name,)) for name in names},
         fields={
             **FIELDS,
-            "norm_eps": eps_of(_is_clip(checkpoint) or _is_beit3(checkpoint)),
+            "norm_eps": 1e-5 if is_clip or is_beit3 else 1e-6,
             **_last_norm_field(checkpoint),
             **fields_from_config(checkpoint),
             # These arguments show that tensors are absent on purpose, and were not lost.
@@ -76,18 +78,12 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             **({"prefix_positions": False} if arguments.get("no_embed_class") is True else {}),
             **described.get("fields", {}),
         },
-        preprocess=described.get("preprocess", _usual_preprocess(checkpoint)),
+        preprocess=described.get("preprocess", CLIP if is_clip else _usual_preprocess(checkpoint, is_beit3=is_beit3)),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
         image_size=described.get("image_size"),
         dropped=dropped,
     )
-
-
-def layout_for(config: ViTConfig) -> Layout:
-    """Return timm's layout for this configuration."""
-    root = {} if config.stem != () else {_our_name(name): same(name) for name in _ROOT}
-    return Layout(format="timm", pieces=root, fields=FIELDS)
 
 
 # A hybrid without ResNet stages consists of timm's stem, whose names lack one level.
@@ -98,19 +94,6 @@ def _our_name(name: str) -> str:
     if name == "pos_embedding.pos_embedding":  # in the scripts of some tutorials
         return "pos_embed"
     return name.replace("patch_embed.backbone.", "patch_embed.backbone.stem.") if name in _ROOT else name
-
-
-def eps_of(is_clip: bool) -> float:
-    """Return the epsilon of timm's layer norms, which is larger for CLIP's models."""
-    return 1e-5 if is_clip else 1e-6
-
-
-def _is_clip(checkpoint: Checkpoint) -> bool:
-    return any(name.startswith("norm_pre.") for name in checkpoint.tensors)
-
-
-def _is_beit3(checkpoint: Checkpoint) -> bool:
-    return any(re.match(r"blocks\.\d+\.(attn|mlp)\.norm\.", name) for name in checkpoint.tensors)
 
 
 def _last_norm_field(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -138,9 +121,9 @@ def stored_description(checkpoint: Checkpoint) -> dict[str, Any]:
     if not isinstance(pretrained, Mapping):
         return {}
     described: dict[str, Any] = {}
-    preprocess = preprocess_from_config(config)
-    if preprocess is not None:
-        described["preprocess"] = preprocess
+    stated = ("mean", "std", "interpolation", "crop_pct", "crop_mode")  # timm has a default for each of them
+    if any(pretrained.get(name) is not None for name in stated):
+        described["preprocess"] = preprocess_from_pretrained(pretrained)
     size = (config.get("model_args") or {}).get("img_size")
     size = pretrained["input_size"][1:] if size is None and "input_size" in pretrained else size
     if size is not None:
@@ -182,15 +165,6 @@ def fields_from_config(checkpoint: Checkpoint) -> dict[str, Any]:
     return fields
 
 
-def preprocess_from_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return `pretrained_cfg` of timm's config.json as fields of `Preprocess`; None if it states none of them."""
-    pretrained = config.get("pretrained_cfg")
-    stated = ("mean", "std", "interpolation", "crop_pct", "crop_mode")  # timm has a default for each of them
-    if not isinstance(pretrained, Mapping) or all(pretrained.get(name) is None for name in stated):
-        return None
-    return preprocess_from_pretrained(pretrained)
-
-
 def preprocess_from_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     """Return the transform that timm creates from a `pretrained_cfg` as fields of `Preprocess`.
 
@@ -222,12 +196,10 @@ def preprocess_from_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _usual_preprocess(checkpoint: Checkpoint) -> dict[str, Any]:
+def _usual_preprocess(checkpoint: Checkpoint, *, is_beit3: bool) -> dict[str, Any]:
     """Return the usual preprocessing of models in this layout, for a checkpoint without a configuration."""
-    if _is_clip(checkpoint):
-        return CLIP
     has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
-    if has_layer_scale or _is_beit3(checkpoint):  # DeiT III, DINOv2
+    if has_layer_scale or is_beit3:  # DeiT III, DINOv2
         return {**_IMAGENET, "crop_pct": 1.0}
     if checkpoint.wrappers:  # the authors of DeiT, MAE and DINO store the weights under a key such as `model`
         return DEIT
@@ -241,10 +213,10 @@ def _usual_preprocess(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def write(classifier: Classifier, destination: Path) -> None:
     """Write a folder, or a single file if the destination has the suffix of a file, such as .safetensors."""
+    tensors, descriptions = _files(classifier)
     if destination.suffix not in CHECKPOINT_FORMATS["timm"].suffixes:
-        export.write_folder(classifier, destination, _files)
+        export.write_folder(classifier, destination, tensors, descriptions)
         return
-    tensors, _ = _files(classifier)
     if destination.suffix == ".safetensors":
         note = {"vitkit": to_json(export.export_note(classifier))}
         export.save(tensors, destination, {**export.metadata(classifier), **note})
@@ -273,7 +245,7 @@ def _files(classifier: Classifier) -> Files:
         {
             "mlp_kind": ("mlp", "swiglu"),
             "representation_size": (None,),
-            "norm_eps": (eps_of(config.embed_norm),),
+            "norm_eps": (1e-5 if config.embed_norm else 1e-6,),
             "embed_norm": (False,) if config.pool == "map" else (False, True),
             "patch_bias": (not config.embed_norm,),
             "gelu": ("erf", "tanh") if config.mlp_kind == "swiglu" else ("erf", "tanh", "quick"),
@@ -312,7 +284,9 @@ def _files(classifier: Classifier) -> Files:
             "label_names": list(classifier.classes),
         },
     }
-    return export.tensors_under(classifier, layout_for(config)), {"config.json": described}
+    root = {} if config.stem != () else {_our_name(name): same(name) for name in _ROOT}
+    tensors = export.tensors_under(classifier, Layout(format="timm", pieces=root))
+    return tensors, {"config.json": described}
 
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:

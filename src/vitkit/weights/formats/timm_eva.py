@@ -63,11 +63,7 @@ class Family:
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint if it belongs to one of the `Eva` families; None for any other.
-
-    Raises:
-        VitkitError: the checkpoint lacks a tensor that all models of its family have.
-    """
+    """Return the layout of a checkpoint if it belongs to one of the `Eva` families; None for any other."""
     names = checkpoint.tensors
     if not has(names, r"blocks\.\d+\.(attn|mlp)\.") or has(names, r"blocks\.\d+\.attn\.(q_norm|gate|rel.*table)"):
         return None  # Sapiens, which has fewer keys than queries; BEiT
@@ -220,7 +216,6 @@ def shapes_like(names: Names, pattern: str) -> list[tuple[int, ...]]:
 
 
 def _sizes(names: Names) -> tuple[int, int]:
-    """Return the number of layers and the hidden size."""
     layers = {match[1] for name in names if (match := re.match(r"blocks\.(\d+)\.", name))}
     sizes = [shape[0] for shape in shapes_like(names, r"blocks\.\d+\.norm[12]\.weight$") if shape]
     return len(layers), max(sizes, key=sizes.count, default=0)
