@@ -80,7 +80,7 @@ class ComparisonJob:
 class Plan:
     """All trainings of a comparison."""
 
-    arguments: dict[str, Any]  # data, models, recipe, seeds, fractions, budget and stress, in plain JSON types
+    arguments: dict[str, Any]  # data, models, recipe, seeds, fractions and budget, in plain JSON types
     models: tuple[str, ...]
     seeds: tuple[int, ...]
     fractions: tuple[float, ...]  # of the training images, the smallest first
@@ -106,8 +106,8 @@ class Plan:
 def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     """Plan a comparison: resolve the training of every model, without training anything.
 
-    `arguments` are data, models, recipe, seeds, fractions, budget and stress, as in `compare`; `fields` are those of
-    the recipe, for all models.
+    `arguments` are data, models, recipe, seeds, fractions and budget, as in `compare`; `fields` are those of the
+    recipe, for all models.
     """
     names, fractions = names_of(arguments["models"]), fractions_of(arguments["fractions"])
     budget = budget_of(arguments["budget"], fields)
@@ -127,10 +127,6 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             start = prepared(request).release_weights()
             check_weights_name(start)
             unused = without_effect(start.recipe, request)
-        if arguments["stress"]:
-            start.source.task.require_single(
-                "--stress requires one class per picture, but these may have several: leave it out"
-            )
         (part,) = start.parts
         test_hash = hash_of_images(part, held_out_split(part.images.table))
         if entries and test_hash != entries[0].test_hash:

@@ -1,7 +1,4 @@
-"""Parse the request of a comparison: models, fractions of the data, a budget, and kinds of stress.
-
-Importing this module does not import torch. The functions that apply a kind of stress are in `comparison_figures`.
-"""
+"""Parse the request of a comparison: models, fractions of the data, and a budget. This does not import torch."""
 
 from __future__ import annotations
 
@@ -88,7 +85,6 @@ def arguments_of(
     seeds: int,
     fractions: str | float | Sequence[float],
     budget: str | None,
-    stress: str | Sequence[str],
 ) -> dict[str, Any]:
     """Return the arguments of a comparison in plain JSON types, in the form in which the plan stores them."""
     return {
@@ -98,7 +94,6 @@ def arguments_of(
         "seeds": seeds,
         "fractions": list(fractions_of(fractions)),
         "budget": budget,
-        "stress": list(stresses_of(stress)),
     }
 
 
@@ -168,78 +163,3 @@ class ExperimentFolder:
             )
         locks.enter_context(exclusive_in(Path(out)))
         return Path(out)
-
-
-# --- Stress ---------------------------------------------------------------------------------------------------
-
-GRID = 14  # patches along a side, as in a picture of 224 pixels with patches of 16
-
-
-@dataclass(frozen=True)
-class Stress:
-    """One way to make pictures harder to classify."""
-
-    name: str
-    title: str  # in headings
-    unit: str  # of the strength
-    about: str
-    strengths: tuple[float, ...]  # ascending; the first leaves pictures unchanged
-
-
-STRESSES: dict[str, Stress] = {
-    stress.name: stress
-    for stress in (
-        Stress(
-            "occlusion",
-            "patches dropped",
-            "fraction of the patches that are black",
-            f"Random patches of a {GRID} x {GRID} grid are black; a higher strength blackens additional patches.",
-            (0.0, 0.25, 0.5, 0.75, 0.9),
-        ),
-        Stress(
-            "shuffle",
-            "patches shuffled",
-            "cells along a side",
-            "The cells of a grid are permuted, so that their content stays the same but their positions change.",
-            (1.0, 2.0, 4.0, 8.0),
-        ),
-        Stress(
-            "texture",
-            "fine texture removed",
-            "width of the median filter, % of the short side",
-            "A median filter removes fine texture and keeps outlines; a model that relies on texture loses accuracy.",
-            (0.0, 2.0, 4.0, 6.0),
-        ),
-        Stress(
-            "patch",
-            "a patch pasted",
-            "fraction of the area",
-            "A rectangle of random colours is pasted at a random position.",
-            (0.0, 0.05, 0.1, 0.2, 0.4),
-        ),
-        Stress(
-            "jpeg",
-            "JPEG compression",
-            "100 minus the quality",
-            "The picture is stored as JPEG with this quality, and read again.",
-            (0.0, 50.0, 80.0, 90.0, 95.0),
-        ),
-        Stress(
-            "blur",
-            "blurred",
-            "standard deviation, % of the short side",
-            "A Gaussian blur removes fine detail and softens outlines.",
-            (0.0, 0.5, 1.0, 2.0, 4.0),
-        ),
-    )
-}
-
-
-def stresses_of(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the requested stresses without repetitions; a string is split at its commas."""
-    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
-    chosen = tuple(dict.fromkeys(part for part in parts if part))
-    for name in chosen:
-        if name not in STRESSES:
-            raise VitkitError("experiments.stress-unknown", f"--stress {name!r} is none of {', '.join(STRESSES)}")
-    return chosen

@@ -29,10 +29,9 @@ from vitkit.text.pages import data_uri, from_template, new_figure, split_level, 
 from vitkit.text.verdict import Level, Verdict
 
 _ABOUT = (
-    "Accuracy, calibration error and log loss are means over seeds; the other figures are medians. Epochs and seconds "
-    "to 90 % and to the best refer to validation accuracy. Training speed includes validation. Prediction is timed for "
-    "all models in turn, in one process, with the plain model in float32 and without reading files. A dash means not "
-    "measured or not reached."
+    "Accuracy, calibration error and log loss are means over seeds; the other figures are medians. Training speed "
+    "includes validation. Prediction is timed for all models in turn, in one process, with the plain model in float32 "
+    "and without reading files. A dash means not measured."
 )
 
 _TEMPLATE = Path(__file__).parent / "templates" / "comparison.html"
@@ -40,7 +39,6 @@ _MAX_PLAIN_NAME = 18  # characters of the longest name that is not replaced by a
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
 _MAX_IN_TWO_COLUMNS, _MAX_IN_ONE_COLUMN = 22, 52  # maximum length of a name in a legend with two columns, and with one
-_MAX_BELOW = 44  # characters of all names below a picture; longer names are slanted
 _BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", "Accuracy by computation"
 # Factors of the labels on a logarithmic axis, from many to few: 1, 1.1, 1.2, … to 1.
 _FINE = tuple(tuple(step / parts for step in range(parts, 10 * parts)) for parts in (10, 5, 2, 1))
@@ -66,8 +64,6 @@ def write_comparison(
     chosen = f", which were used to choose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
     over = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
     drawn = _pictures(models)
-    for stress in figures.get("stress", []):
-        drawn.append((f"Under stress: {stress['title']}", _by_strength(models, stress), stress["about"]))
     body = from_template(
         _TEMPLATE,
         data=figures["data"],
@@ -312,30 +308,6 @@ def by_compute(models: Sequence[Model]) -> Figure:
     return _label_axes(figure, axis, "FLOPs of a training", "accuracy on held-out images")
 
 
-def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
-    figure, axis = _empty_axes([model["name"] for model in models])
-    for place, model in enumerate(models):
-        measured = stress["models"][model["name"]]
-        _draw_line(axis, stress["strengths"], measured["accuracy"], measured["interval"], model["name"], place)
-    return _label_axes(figure, axis, stress["unit"], "accuracy on held-out images")
-
-
-def draw_suite(figures: Mapping[str, Any]) -> Figure:
-    """Plot the accuracy of each model on each data set of suite.json, with 95 % intervals, side by side."""
-    models, data = figures["models"], figures["data"]
-    figure, axis = _empty_axes([model["name"] for model in models], width=max(_SIZE[0], 0.7 * len(data) + 1.5))
-    for place, model in enumerate(models):
-        results = {column: model["by_data"][name] for column, name in enumerate(data) if name in model["by_data"]}
-        shift = 0.5 * ((place + 0.5) / len(models) - 0.5)
-        x = [column + shift for column in results]
-        accuracies, intervals = ([result[key] for result in results.values()] for key in ("accuracy", "interval"))
-        _draw_line(axis, x, accuracies, intervals, model["name"], place, linestyle="none")
-    names = [legend_name(name) for name in data]
-    is_short = sum(map(len, names)) < _MAX_BELOW
-    axis.set_xticks(range(len(data)), names, rotation=0 if is_short else 30, ha="center" if is_short else "right")
-    return _label_axes(figure, axis, "", "accuracy on held-out images")
-
-
 def _runs_on_most_data(model: Model) -> list[Mapping[str, Any]]:
     # The runs with a learning curve on the largest fraction of the data, which is the last one.
     largest = model["by_fraction"][-1]["fraction"]
@@ -359,13 +331,12 @@ def _draw_line(
     intervals: Sequence[Sequence[float]],
     name: str,
     place: int,
-    **style: Any,
 ) -> None:
     # A line with 95 % intervals. Its number, `place`, determines its style.
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
     marker = _MARKERS[place % len(_MARKERS)]
-    style, label = {**_line_style(place), **style}, legend_name(name, _MAX_IN_ONE_COLUMN)
+    style, label = _line_style(place), legend_name(name, _MAX_IN_ONE_COLUMN)
     axis.errorbar(x, y, yerr=[below, above], **style, label=label, marker=marker, capsize=3, markersize=5)
 
 
@@ -399,9 +370,9 @@ def _percent(value: float, _place: int | None = None) -> str:
     return f"{100 * value:.4g} %"
 
 
-def _empty_axes(names: Sequence[str], width: float = _SIZE[0]) -> tuple[Figure, Axes]:
+def _empty_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
     columns = 2 if max(map(len, names)) <= _MAX_IN_TWO_COLUMNS else 1
-    figure = new_figure(width, _SIZE[1] + _ROW * -(-len(names) // columns))
+    figure = new_figure(_SIZE[0], _SIZE[1] + _ROW * -(-len(names) // columns))
     return figure, figure.subplots()
 
 

@@ -281,7 +281,7 @@ def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[st
             weights = str(folder / weights.removeprefix(f"{FOLDER_PLACEHOLDER}/"))
         jobs.append(replace(job, fields={**job.fields, "weights": weights}))
     try:
-        diverged = train_all(jobs, folder, 1)
+        diverged = train_all(jobs, folder)
     except Interrupted:
         log.info(f"to continue: vitkit lab --resume --out {folder}")
         raise
