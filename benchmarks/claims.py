@@ -2,8 +2,8 @@
 
 WEIGHTS is DeiT-Ti's file. `vitkit compare` trains a ViT that begins with it, at its size for six epochs, and a ViT, a
 hybrid, ResNet-18 and MobileNetV2 from scratch, at 96 pixels for thirty, at 0.1, 0.3 and all of the training images,
-three seeds each: 45 runs, four to six hours on two cores. Stopped, it goes on with `--resume`. Then each claim, with the
-interval that it rests on, and whether it held.
+three seeds each: 45 runs, four to six hours on two cores. Stopped, it goes on with `--resume`. Then each claim, with
+the interval that it rests on, and whether it held.
 """
 
 from __future__ import annotations

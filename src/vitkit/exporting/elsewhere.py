@@ -134,9 +134,8 @@ def _write_coreml(classifier: Classifier, folder: Path, _pictures: Pictures, pre
 
     from vitkit.exporting.card import CARD, Card, instructions
     from vitkit.inference.backends.graphs import converter_input, converting, quietly, traced
-    from vitkit.inference.backends.span import WHOLE
 
-    module, images, inputs, outputs = converter_input(classifier.model, 1, WHOLE)
+    module, images, inputs, outputs = converter_input(classifier.model, 1)
     with converting(classifier.model), redirect_stderr(io.StringIO()), torch.no_grad():  # progress bars
         import coremltools
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.span import WHOLE, Span
+from vitkit.inference.backends.pixels import Pixels
 from vitkit.text.cells import one_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Storage:
     images: Array | None = None
     keep: tuple[str, ...] = ()  # with INT8, the modules of `exportable_copy(model)` that stay in floating point
     smooth: bool = False  # whether INT8 first moves outliers of activations into the weights (SmoothQuant)
-    span: Span = WHOLE  # where the graph in the file begins and ends
+    # If not None, the graph takes pixels, and normalises them and calibrates logits by these values
+    pixels: Pixels | None = None
 
 
 @dataclass(frozen=True)
