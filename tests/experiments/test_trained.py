@@ -102,6 +102,6 @@ def test_runs_of_the_same_name_are_told_apart_and_need_no_out(tmp_path: Path, mo
 
 def test_what_trains_is_refused_for_finished_runs(tmp_path: Path) -> None:
     first, second = answering(tmp_path / "first", {0}), answering(tmp_path / "second", {1})
-    for options in ({"seeds": 2}, {"budget": "epochs=1"}, {"recipe": vitkit.Recipe(epochs=2)}):
+    for options in ({"seeds": 2}, {"budget": "flops=1e9"}, {"recipe": vitkit.Recipe(epochs=2)}):
         with refused("experiments.argument-unused"):
             vitkit.compare([first, second], out=tmp_path / "compared", **options)

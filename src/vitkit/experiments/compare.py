@@ -18,9 +18,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import images_in_words
-from vitkit.experiments.comparison_request import arguments_of, fields_of_request, is_run
+from vitkit.experiments.comparison_request import arguments_of, fields_of_request
 from vitkit.experiments.comparison_table import COMPARISON, FOLDER, HEADINGS, PAGE, PLAN, TABLE, cells, costs_of, row_of
-from vitkit.system import Progress, log, public_path, read_json, silent, write_json, write_text
+from vitkit.system import (
+    EVALUATION,
+    PREDICTIONS,
+    RECIPE,
+    Progress,
+    log,
+    public_path,
+    read_json,
+    silent,
+    write_json,
+    write_text,
+)
 from vitkit.text import Between, aligned, check_arguments, plural
 from vitkit.training import Recipe
 from vitkit.verbs import Result, check_data, csv_table
@@ -66,7 +77,7 @@ def compare(
             separated by commas. A list is accepted, too.
         recipe: TOML file, or the name of a bundled recipe, for all models. A `vitkit.Recipe` is accepted, too.
         seeds: number of trainings of each model, with consecutive seeds that start from `seed`.
-        budget: the budget of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.
+        budget: the computation of each training, as flops=F, from which the number of epochs follows.
         fractions: the fractions of the training images, such as 0.1,0.3,1; the test images stay the same. Larger
             subsets contain the smaller ones.
         out: folder of the comparison; by default the next runs/compare-NAME-N.
@@ -88,7 +99,8 @@ def compare(
     """
     source, fields = fields_of_request(recipe, "a comparison")
     sources = [data] if data is None or isinstance(data, (str, Path)) else list(data)
-    runs = [Path(source) for source in sources if source is not None and is_run(source)]
+    files = (RECIPE, PREDICTIONS, EVALUATION)  # of a run whose test is finished
+    runs = [Path(own) for own in sources if own is not None and all((Path(own) / file).is_file() for file in files)]
     if models is None and runs and len(sources) > 1:
         if other := next((source for source in sources if Path(str(source)) not in runs), None):
             message = f"{other} is not a finished run, but {runs[0]} is: name only runs, or data and --models"

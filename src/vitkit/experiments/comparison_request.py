@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.system import EVALUATION, PREDICTIONS, RECIPE, exclusive_in, is_empty
+from vitkit.system import exclusive_in, is_empty
 from vitkit.training import Recipe
 
 # Fields that a comparison sets itself, or that would split one run into several.
@@ -42,40 +42,30 @@ def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
     return tuple(values)
 
 
-def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, str] | None:
-    """Split a budget such as `epochs=10` into its kind and its amount; None if there is no budget.
+def max_flops_of(budget: str | None, fields: Mapping[str, object]) -> float | None:
+    """Return the FLOPs of a budget such as `flops=1e15`; None if there is no budget.
 
-    A budget is refused if the user has also set the recipe field with the same effect: `epochs` for a budget of epochs
-    or FLOPs, or `time` for a budget of time.
+    A budget is refused if the user has also set `epochs`, because it determines the number of epochs.
     """
     if budget is None:
         return None
-    kind, equals, amount = budget.partition("=")
-    if kind not in ("epochs", "time", "flops") or not equals:
+    kind, _, amount = budget.partition("=")
+    try:
+        flops = float(amount)
+    except ValueError:
+        flops = 0.0
+    if kind != "flops" or not 1 <= flops <= 1e30:
         raise VitkitError(
             "experiments.budget-invalid",
-            f"--budget must be epochs=N, time=T (90s, 10m, 2h) or flops=F, not {budget!r}",
+            f"--budget must be flops=F, such as flops=1e15, not {budget!r}; for a number of epochs or a duration, use "
+            "--set epochs=N or --set time=T",
         )
-    field = "time" if kind == "time" else "epochs"
-    if field in fields:
+    if "epochs" in fields:
         raise VitkitError(
             "experiments.budget-twice",
-            f"--budget {budget} and --{field} {fields[field]} both limit the training: use only one",
+            f"--budget {budget} and --epochs {fields['epochs']} both limit the training: use only one",
         )
-    try:
-        # A budget of time is checked as the recipe field `time`.
-        is_valid = kind == "time" or (1 <= int(amount) <= 1e9 if kind == "epochs" else 1 <= float(amount) <= 1e30)
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        expected = {"epochs": "a whole number above 0", "flops": "a number such as 1e15"}[kind]
-        raise VitkitError("experiments.budget-invalid", f"--budget {kind}= must be {expected}, not {amount!r}")
-    return kind, amount
-
-
-def is_run(source: str | Path) -> bool:
-    """Return whether this is the folder of a run whose test is finished."""
-    return all((Path(source) / file).is_file() for file in (RECIPE, PREDICTIONS, EVALUATION))
+    return flops
 
 
 def arguments_of(

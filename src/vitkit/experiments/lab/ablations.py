@@ -475,7 +475,6 @@ def draw_images(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.N
 
 
 MAX_IMAGES = 128  # the number of images that the paper averages over
-MIN_LAYERS = 5  # with fewer layers, the smallest possible p-value exceeds 5 %
 
 
 def measure_attention_distance(subject: Subject) -> Measured:
@@ -504,9 +503,8 @@ def measure_attention_distance(subject: Subject) -> Measured:
     layers = np.flatnonzero(np.isfinite(distance).all(axis=1))
     first, last = distance[layers[0]], distance[layers[-1]]
     far_heads = int((first > uniform / 2).sum())
-    trend = trend_with_depth(distance[layers].mean(axis=1))
     lines = [
-        f"{trend}; {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
+        f"mean distance: {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
         *image_notes,
         f"equal attention to all patches: {uniform:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
         f"{far_heads} of {len(first)} heads of the first layer reach more than half of this distance",
@@ -562,24 +560,6 @@ ATTENTION_DISTANCE = Measurement(
     picture="attention",
     draw=attention_pictures,
 )
-
-
-def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
-    """Return a sentence on whether the attention distance changes significantly with depth (Kendall's trend test).
-
-    `distance` (L,) is the mean attention distance of each layer.
-    """
-    from scipy.stats import kendalltau
-
-    if len(distance) < MIN_LAYERS:
-        return f"{len(distance)} layers are too few to tell whether the distance changes with depth"
-    if distance.min() == distance.max():
-        return "the distance is the same in all layers"
-    tau, p = kendalltau(range(len(distance)), distance)
-    figures = f"(Kendall's tau {tau:+.2f} over {len(distance)} layers, p = {p:.2g})"
-    if p < 0.05:
-        return f"the distance {'grows' if tau > 0 else 'falls'} with depth {figures}"
-    return f"no significant change of the distance with depth {figures}"
 
 
 # Table 5: accuracy on ImageNet after pre-training on ImageNet, ImageNet-21k and JFT-300M. For ViT-H/14 it has no number

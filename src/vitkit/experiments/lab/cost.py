@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,24 +55,13 @@ def measure_costs(experiment: Costs, models: str, side: int) -> Result:
         cells = [name, f"{pixels}x{pixels}", f"{info.parameters:,}", f"{info.gmacs:.3g}", f"{speed.median:,.0f}"]
         rows.append((*cells, f"{speed.low:,.0f} to {speed.high:,.0f}", f"{info.activation_bytes / 2**20:.2f}"))
     headings = ("", "images", "parameters", "GMACs", "images/s", "quartiles", "MiB an image in training")
-    sizes = (side, 2 * side) if len(entries) > 2 else ()  # with several models
-    remarks = [fastest_of([each for each in entries if each["image_size"] == pixels]) for pixels in sizes]
+    remarks = []
     for small, large in zip(entries[::2], entries[1::2], strict=True):
         time, gmacs = small["images_per_s"] / large["images_per_s"], large["gmacs"] / small["gmacs"]
         remarks.append(f"{small['name']}: four times the pixels take {time:.1f} times as long ({gmacs:.1f} x GMACs)")
     remarks.append(f"batches of {BATCH} images, {ROUNDS} rounds in turn, float32, {torch.get_num_threads()} threads")
     figures = {"experiment": experiment.name, "preset": "small", "models": entries}
     return result_of(experiment, figures, headings, tuple(rows), tuple(remarks))
-
-
-def fastest_of(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on which model is the fastest, if the quartiles of its speed lie above those of all others."""
-    best, *others = sorted(entries, key=lambda entry: entry["images_per_s"], reverse=True)
-    similar = [other["name"] for other in others if other["quartiles"][1] >= best["quartiles"][0]]
-    model = f"at {best['image_size']} pixels, {best['name']}"
-    if similar:
-        return f"{model} cannot be distinguished from {' and '.join(similar)}"
-    return f"{model} is the fastest"
 
 
 def predict_core_days(experiment: Costs) -> Result:
