@@ -41,7 +41,6 @@ from vitkit.system.files import public_path, replacing
 from vitkit.text.arguments import path_text
 from vitkit.text.pages import (
     KINDS,
-    Fonts,
     as_file,
     checked_suffix,
     component,
@@ -253,7 +252,7 @@ class Explanation:
         """
         return plot_picture(self.pictures(), picture, type(self).__name__, figure)
 
-    def save(self, target: str | Path, fonts: Fonts = "sans") -> Path:
+    def save(self, target: str | Path) -> Path:
         """Write the explanation to a folder, or to one file in the format of its suffix.
 
         `.png`, `.svg` and `.pdf` files contain the overlays side by side. `.gif` and `.webp` files contain an animation
@@ -262,7 +261,6 @@ class Explanation:
 
         Args:
             target: the folder or file.
-            fonts: `latex` sets the text of an SVG or PDF picture in a serif font like that of LaTeX documents.
 
         Raises:
             VitkitError: the suffix is not supported, or an animation is requested but the method `heads` was not run on
@@ -291,7 +289,7 @@ class Explanation:
             case ".png":
                 _write(target, self._picture())
             case ".svg" | ".pdf" as kind:
-                _write(target, as_file(next(iter(self.pictures().values())), kind, fonts))
+                _write(target, as_file(next(iter(self.pictures().values())), kind))
             case ".gif" | ".webp" as kind:
                 _write(target, self._film(kind[1:].upper()))
             case ".npz":
