@@ -204,16 +204,10 @@ def pair_figures(plan: Plan, predictions: RunPredictions, family: Family) -> lis
 
 
 def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int, images: str, pairs: int) -> str:
-    """Return a sentence that says which of two models is better, both as trained here and with other seeds.
+    """Return a sentence that says which of the models `a` and `b` is better, as trained here and with other seeds.
 
-    Args:
-        a: the first model.
-        b: the second model.
-        recipe: the difference in accuracy between the recipes, with the uncertainty from seeds and images.
-        trained: the difference in accuracy between these trained models, with the uncertainty from images only.
-        seeds: the number of seeds.
-        images: a description of the test images.
-        pairs: the number of pairs that are compared.
+    `recipe` is their difference in accuracy with the uncertainty from seeds and images, `trained` the one with the
+    uncertainty from images only, `images` a description of the test images, and `pairs` the number of compared pairs.
     """
     better = f"{a} is better than {b} here"
     if recipe.mean < 0:

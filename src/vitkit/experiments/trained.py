@@ -67,11 +67,7 @@ class _Run:
 
 
 def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
-    """Compare finished runs on the images that all of them were tested on, and write comparison.html and .json.
-
-    Args:
-        folders: at least two run folders.
-        out: the folder to write to; by default the next runs/compare-NAME-N.
+    """Compare two or more finished runs on the images that all of them were tested on, and write the page and figures.
 
     Raises:
         VitkitError: a run is damaged, the runs share fewer than 20 test images, or `out` is not empty.

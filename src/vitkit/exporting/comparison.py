@@ -96,13 +96,9 @@ class LogitComparison:
 
 
 def compare(model_logits: Tensor, file_logits: Tensor, card: Card, dtype: str | None = None) -> LogitComparison:
-    """Compare the logits (B, K) of the model with those of the file.
+    """Compare the logits (B, K) that the model computes in float32 with those of the file with this card.
 
-    Args:
-        model_logits: the logits that the model computes in float32.
-        file_logits: the logits that the file computes.
-        card: the card of the file.
-        dtype: the dtype whose rounding errors are allowed; None for the dtype of the file's weights.
+    Rounding errors of `dtype` are allowed; None is the dtype of the file's weights.
 
     Raises:
         Refused: the shapes differ, or the file's logits are not finite.

@@ -108,11 +108,7 @@ class Format:
         import_module(self.module).save(graph, path, card)
 
     def open(self, path: Path, precision: str) -> tuple[GraphRunner, str]:
-        """Open a file for computing in a precision; return a runner and the text of the file's card.
-
-        Args:
-            path: the file.
-            precision: `float32`, `bfloat16` or `auto`.
+        """Open a file for computing in `float32`, `bfloat16` or `auto`; return a runner and the text of its card.
 
         Raises:
             VitkitError: the file contains something that vitkit never writes, so that the runtime must not read it.

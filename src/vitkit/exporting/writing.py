@@ -95,16 +95,10 @@ def export(
 ) -> Outcome:
     """Export a classifier to a file, after a check that the file predicts in the same way as the classifier.
 
-    Args:
-        classifier: a classifier with a model.
-        out: the path of the file. Its suffix determines the format, one of the `FORMATS`.
-        pictures: the images on which the file and the model are compared.
-        force: whether to overwrite existing files.
-        batch: the fixed number of images per batch that the file accepts; None for any number, if the format can.
-        precision: the precision in which weights are stored: one of `PRECISIONS`.
-        int8: what INT8 requires; None for other precisions.
-        with_preprocess: whether normalisation and calibration are part of the graph: it takes pixels, and also returns
-            probabilities.
+    The suffix of `out` determines the format, one of the `FORMATS`. The file and the model are compared on `pictures`.
+    `batch` is the fixed number of images per batch that the file accepts; None for any number, if the format can.
+    `precision`, one of `PRECISIONS`, is that of the stored weights; `int8` is only for INT8. If `with_preprocess`,
+    normalisation and calibration are part of the graph: it takes pixels, and also returns probabilities.
 
     Raises:
         Refused: the predictions differ, or the model has an operation that files may not contain; no file is left.

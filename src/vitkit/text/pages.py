@@ -210,13 +210,8 @@ class Live:
 def write_page(path: Path, title: str, body: str | Sequence[str], live: Live | None = None) -> None:
     """Write an HTML page, completely or not at all.
 
-    The page's Content-Security-Policy forbids all requests, and all scripts except those of the page itself.
-
-    Args:
-        path: the file to write.
-        title: the title of the page, as plain text.
-        body: the content of the page as HTML, such as that of `from_template`, or fragments of HTML.
-        live: the interactive part; None if there is none.
+    The title is plain text, and the body HTML, such as that of `from_template`, or fragments of HTML. The page's
+    Content-Security-Policy forbids all requests, and all scripts except those of the page itself.
     """
     content = body if isinstance(body, str) else "\n".join(body)
     styles = LOOK.read_text(encoding="utf-8") + ("" if live is None else live.styles)
@@ -342,13 +337,9 @@ def decimals(value: float | None) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), words: Collection[str] = ()) -> str:
-    """Return an HTML table.
+    """Return an HTML table, whose cells and headings are HTML.
 
-    Args:
-        rows: the cells of each row, as HTML.
-        header: the headings, as HTML. If there are any, all columns except the first and those in `words` are formatted
-            as numbers.
-        words: the headings of columns that contain text instead of numbers.
+    If there is a header, all columns except the first and those with headings in `words` are formatted as numbers.
     """
 
     def line(cells: Sequence[str], tag: str) -> str:

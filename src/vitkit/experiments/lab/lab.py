@@ -366,11 +366,11 @@ def _cost(
     from vitkit.experiments.lab.cost import measure_costs, predict_core_days
 
     if preset == "paper":
-        unused = [*(["out"] if out is not None else []), *(["model"] if models is not None else []), *fields]
-        if unused:
+        given = {"out": out, "model": models, **fields}
+        if without_effect := [name for name, value in given.items() if value is not None]:
             raise VitkitError(
                 "experiments.argument-unused",
-                f"{experiment.name} only counts with --preset paper, so {unused[0]} has no effect: leave it out",
+                f"{experiment.name} only counts with --preset paper, so {without_effect[0]} has no effect: leave it out",
             )
         return predict_core_days(experiment)
     side = int(fields.get("image_size") or 32)
