@@ -480,6 +480,7 @@ MAX_IMAGES = 128  # the number of images that the paper averages over
 def measure_attention_distance(subject: Subject) -> Measured:
     """Measure the attention distance of each layer in pixels: the mean, smallest and largest value of its heads."""
     import numpy as np
+    import torch
 
     from vitkit.experiments.comparison_images import Measured
     from vitkit.explanation import (
@@ -492,7 +493,15 @@ def measure_attention_distance(subject: Subject) -> Measured:
 
     model = unwrap_compiled(subject.classifier.model)
     config = model.config
-    images, image_notes = subject.pictures(MAX_IMAGES)
+    table = subject.table.of_split(subject.held_out)
+    if not len(table):
+        raise VitkitError(
+            "experiments.test-images-few",
+            f"no images are held out (of {len(subject.table)} in all): hold out some, or add images",
+        )
+    count = min(len(table), MAX_IMAGES)
+    files = [table.file(i * len(table) // count) for i in range(count)]
+    images = torch.stack([subject.classifier.read(file) for file in files])
     distance = attention_distance(model, images).astype(float)  # (L, H), pixels
     uniform = uniform_distance(model)
     rows = []
@@ -505,7 +514,7 @@ def measure_attention_distance(subject: Subject) -> Measured:
     far_heads = int((first > uniform / 2).sum())
     lines = [
         f"mean distance: {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
-        *image_notes,
+        f"{count} of {len(table)} {subject.held_out} images, evenly spread",
         f"equal attention to all patches: {uniform:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
         f"{far_heads} of {len(first)} heads of the first layer reach more than half of this distance",
     ]

@@ -367,10 +367,10 @@ def _cost(
 
     if preset == "paper":
         given = {"out": out, "model": models, **fields}
-        if without_effect := [name for name, value in given.items() if value is not None]:
+        if idle := [name for name, value in given.items() if value is not None]:
             raise VitkitError(
                 "experiments.argument-unused",
-                f"{experiment.name} only counts with --preset paper, so {without_effect[0]} has no effect: leave it out",
+                f"{experiment.name} only counts with --preset paper, so {idle[0]} has no effect: leave it out",
             )
         return predict_core_days(experiment)
     side = int(fields.get("image_size") or 32)
