@@ -130,10 +130,9 @@ class ExperimentFolder:
         """Lock an empty or new folder until `locks` is closed; it is an error if the folder is not empty."""
         locks.enter_context(exclusive_in(Path(out)))
         if (Path(out) / self.plan).is_file():
-            article = "an" if self.what[0] in "aeiou" else "a"
             raise VitkitError(
                 "experiments.folder-taken",
-                f"--out {out} contains {article} {self.what}: continue it with --resume, or choose a new name",
+                f"--out {out} contains an earlier {self.what}: continue it with --resume, or choose a new name",
             )
         if not is_empty(Path(out)):
             raise VitkitError("experiments.folder-taken", f"--out {out} is not empty: choose a new name")

@@ -135,18 +135,51 @@ def check_writable(
         raise VitkitError("exporting.package-missing", reason)
 
 
-FORMATS: dict[str, Format] = {}
-
-
-def register(form: Format) -> None:
-    """Add an export format. The command line offers it if `vitkit.cli` is imported afterwards.
-
-    Raises:
-        ValueError: a format with this name or suffix exists already.
-    """
-    if form.name in FORMATS or form.suffix in suffixes():
-        raise ValueError(f"there is a format {form.name!r} or {form.suffix!r} already")
-    FORMATS[form.name] = form
+_HOME = "vitkit.exporting"
+_RUNTIMES = ("onnx", "onnxscript", "onnxruntime")
+FORMATS: dict[str, Format] = {
+    form.name: form
+    for form in (
+        Format("onnx", "ONNX Runtime", ".onnx", "onnx", f"{_HOME}.onnx_format", PRECISIONS, _RUNTIMES),
+        Format(
+            "openvino",
+            "OpenVINO",
+            ".xml",
+            "openvino",
+            f"{_HOME}.openvino_format",
+            PRECISIONS,
+            ("openvino",),
+            extra_suffixes=(".bin",),
+        ),
+        Format(
+            "executorch",
+            "ExecuTorch",
+            ".pte",
+            "executorch",
+            f"{_HOME}.executorch_format",
+            ("float32", INT8),
+            ("executorch",),
+            "executorch",
+            has_guide=True,
+            batch=1,
+            int8="dynamic",
+        ),
+        Format(
+            "litert",
+            "LiteRT",
+            ".tflite",
+            "litert",
+            f"{_HOME}.litert_format",
+            ("float32", INT8),
+            ("litert_torch", "ai_edge_litert", "ai_edge_quantizer"),
+            "litert",
+            has_guide=True,
+            batch=1,
+            int8="dynamic",
+        ),
+        Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", PRECISIONS[:3], is_input=False),
+    )
+}
 
 
 def suffixes() -> tuple[str, ...]:
@@ -178,49 +211,3 @@ def wrong_suffix(path: Path, possible: tuple[str, ...] | None = None) -> str:
     """
     is_torchscript = path.suffix.lower() in (".pt", ".ts", ".torchscript")
     return f"{path} must end in {one_of(possible or suffixes())}" + (f": {TORCHSCRIPT}" if is_torchscript else "")
-
-
-_HOME = "vitkit.exporting"
-_RUNTIMES = ("onnx", "onnxscript", "onnxruntime")
-
-for _row in (
-    Format("onnx", "ONNX Runtime", ".onnx", "onnx", f"{_HOME}.onnx_format", PRECISIONS, _RUNTIMES),
-    Format(
-        "openvino",
-        "OpenVINO",
-        ".xml",
-        "openvino",
-        f"{_HOME}.openvino_format",
-        PRECISIONS,
-        ("openvino",),
-        extra_suffixes=(".bin",),
-    ),
-    Format(
-        "executorch",
-        "ExecuTorch",
-        ".pte",
-        "executorch",
-        f"{_HOME}.executorch_format",
-        ("float32", INT8),
-        ("executorch",),
-        "executorch",
-        has_guide=True,
-        batch=1,
-        int8="dynamic",
-    ),
-    Format(
-        "litert",
-        "LiteRT",
-        ".tflite",
-        "litert",
-        f"{_HOME}.litert_format",
-        ("float32", INT8),
-        ("litert_torch", "ai_edge_litert", "ai_edge_quantizer"),
-        "litert",
-        has_guide=True,
-        batch=1,
-        int8="dynamic",
-    ),
-    Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", PRECISIONS[:3], is_input=False),
-):
-    register(_row)
