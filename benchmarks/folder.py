@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import timm.data
 import torch
 from PIL import Image
@@ -32,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitkit import Classifier, Preprocess
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, find_images
 from vitkit.model import config_for
-from vitkit.profiling import Timing, random_model, resident_bytes, wall_seconds
+from vitkit.profiling import Timing, random_model, wall_seconds
 from vitkit.weights import load
 
 DATA = os.environ.get("VITKIT_TEST_DATA")
@@ -207,7 +208,7 @@ def print_memory(model: str, folder: str) -> None:
     """What a process of its own is started for: bytes held after each twentieth of the files."""
     classifier, paths = load(model).use(), list(find_images([folder]))
     samples = [
-        (done, resident_bytes())
+        (done, psutil.Process().memory_info().rss)
         for done, _ in enumerate(classifier.stream(paths), start=1)
         if done % max(len(paths) // 20, 1) == 0
     ]

@@ -89,8 +89,8 @@ def ours(model: VisionTransformer, images: Tensor, wanted: Wanted) -> tuple[list
             if backend in ("eager", "compile") and wanted(f"vitkit {backend} {precision}")
         ], []
     chosen = [(backend, precision) for backend, precision in OURS if wanted(f"vitkit {backend} {precision}")]
-    opened = open_backends(model, chosen, images)
-    return opened.contenders, [f"vitkit {name} is left out: {reason}" for name, reason in opened.missing.items()]
+    contenders, missing = open_backends(model, chosen, images)
+    return contenders, [f"vitkit {name} is left out: {reason}" for name, reason in missing.items()]
 
 
 def measure(label: str, name: str, batch: int, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -78,14 +78,6 @@ def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _peak_memory_from_the_start() -> Iterator[None]:
-    """To forget the peak of its memory, Linux walks through all of the process's, which takes as long as a tiny run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitkit.experiments.comparison_runs._reset_peak_memory", lambda: True)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def _converted_once(_shared_folder: None) -> Iterator[None]:
     import converted  # which imports torch: not in a process that only waits for others
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from once import once
 from vitkit.inference.backends import graphs
-from vitkit.inference.backends.span import Span
+from vitkit.inference.backends.pixels import Pixels
 from vitkit.model import VisionTransformer
 from vitkit.model.build import Model, classes_and_features
 
@@ -27,10 +27,10 @@ def keep(replace: Callable[..., None]) -> None:
     replace(torch.onnx, "export", _export)
 
 
-def _named(model: Model, batch: int | None, span: Span) -> graphs.ConverterInput:
-    found = _source(model, batch, span)
-    if isinstance(model, VisionTransformer) and span.pixels is None:  # tests break how pixels are read
-        name = sha256(repr((model, model.config, classes_and_features(model), batch, span)).encode())
+def _named(model: Model, batch: int | None, pixels: Pixels | None = None) -> graphs.ConverterInput:
+    found = _source(model, batch, pixels)
+    if isinstance(model, VisionTransformer) and pixels is None:  # tests break how pixels are read
+        name = sha256(repr((model, model.config, classes_and_features(model), batch)).encode())
         for tensor in model.state_dict().values():
             name.update(tensor.numpy().tobytes())
         found.module.__dict__["converted"] = f"{name.hexdigest()}.onnx"

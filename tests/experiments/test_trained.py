@@ -86,6 +86,8 @@ def test_too_few_common_images_and_a_run_given_twice_are_refused(tmp_path: Path)
         vitkit.compare([first, first], out=tmp_path / "compared")
     with refused("experiments.run-missing", "photos is not a finished run", "first is"):
         vitkit.compare([first, tmp_path / "photos"], out=tmp_path / "compared")
+    with refused("experiments.data-several"):
+        vitkit.compare(["digits", "flowers102"], "vit_micro_patch8_16", out=tmp_path / "compared")
     assert not (tmp_path / "compared").exists()
 
 
@@ -100,6 +102,6 @@ def test_runs_of_the_same_name_are_told_apart_and_need_no_out(tmp_path: Path, mo
 
 def test_what_trains_is_refused_for_finished_runs(tmp_path: Path) -> None:
     first, second = answering(tmp_path / "first", {0}), answering(tmp_path / "second", {1})
-    for options in ({"seeds": 2}, {"stress": "blur"}, {"recipe": vitkit.Recipe(epochs=2)}):
+    for options in ({"seeds": 2}, {"budget": "flops=1e9"}, {"recipe": vitkit.Recipe(epochs=2)}):
         with refused("experiments.argument-unused"):
             vitkit.compare([first, second], out=tmp_path / "compared", **options)

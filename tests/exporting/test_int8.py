@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import onnx
 import openvino
 import pytest
 import torch
-from breaking import in_model
 from scipy.stats import binom
 
 import photos
@@ -24,7 +22,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.data.split_file import images_of_run
 from vitkit.evaluation import evaluate
-from vitkit.exporting import FORMATS, Card, Pictures, Refused, export, load_exported, writing
+from vitkit.exporting import FORMATS, Card, Pictures, export, load_exported, writing
 from vitkit.exporting.comparison import accuracy_change
 from vitkit.exporting.formats import Storage
 from vitkit.exporting.quantization import first_and_last, layers, rank_by_sensitivity
@@ -120,13 +118,13 @@ def test_the_layer_that_rounding_hurts_most_is_first() -> None:
     ("to", "unknown_score"), [("onnx", False), pytest.param("openvino", True, marks=pytest.mark.accept)]
 )
 def test_kept_layers_are_not_quantised(to: str, unknown_score: bool) -> None:
-    model = build(layers=2)
+    model = build(layers=1)
     assert model.head is not None
     model.head.bias.data.zero_()  # a converter leaves out the addition
     model = with_features(model) if unknown_score else model
     module = exportable_copy(model)
     images = np.random.default_rng(0).standard_normal((4, 3, *model.config.image_size)).astype(np.float32)
-    kept = (*first_and_last(module), next(name for name in layers(module) if name.endswith("blocks.1.mlp.fc2")))
+    kept = (*first_and_last(module), next(name for name in layers(module) if name.endswith("blocks.0.mlp.fc2")))
     graph = FORMATS[to].convert(model, Storage("int8", images=images, keep=kept))
     if to == "onnx":
         stored = [(each.data_type == onnx.TensorProto.INT8, len(each.dims)) for each in graph.graph.initializer]
@@ -155,23 +153,3 @@ def test_the_change_of_the_accuracy_has_intervals() -> None:
     assert accuracy_change(ours, theirs, None, card, card) is None
     same = accuracy_change(ours, ours, truth, card, card)
     assert same is not None and same.drop[0] < 0 < same.drop[1]
-
-
-FAULTS = {
-    "blocks.0": lambda model: setattr(model.blocks[0].norm1, "eps", 0.5),
-    "blocks.1": lambda model: model.blocks[1].attn.proj.weight.data.copy_(model.blocks[1].attn.proj.weight.t().clone()),
-}
-
-
-@pytest.mark.parametrize(
-    ("place", "to"), [("blocks.0", "openvino"), pytest.param("blocks.1", "onnx", marks=pytest.mark.accept)]
-)
-def test_a_refusal_names_the_first_layer_that_differs(
-    place: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = classifier(layers=2)
-    pictures = Pictures("4 images", tuple(photos.noise(seed=i) for i in range(4)))
-    in_model(FAULTS[place])(monkeypatch, import_module(FORMATS[to].module))
-    with pytest.raises(Refused, match=f"the first layer that differs is {place}$"):
-        export(own, tmp_path / f"model{FORMATS[to].suffix}", pictures)
-    assert list(tmp_path.iterdir()) == []

@@ -80,7 +80,7 @@ needs_runtime = pytest.mark.skipif(RUNTIME is None, reason="ONNX Runtime Web is 
 
 def classifier(**fields: Any) -> Classifier:
     pixels = Preprocess(size=(12, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
-    return Classifier(build(), CLASSES, pixels, temperature=1.7, **fields)
+    return Classifier(build(layers=1), CLASSES, pixels, temperature=1.7, **fields)
 
 
 def export_page(own: Classifier, path: Path, runtime: Path | None, **options: Any) -> Path:

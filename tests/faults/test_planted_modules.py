@@ -148,7 +148,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "train --folds 2": ("train", "photos", *SMALL, "--folds", "2", "--workers", "0", "--out", "OUT"),
     "pretrain": ("pretrain", "photos", "--set", f"model={SMALL[1]}", *ONE_EPOCH, "--set", "workers=1", "--out", "OUT"),
     "compare": (
-        *("compare", "photos", "--models", "vit_micro_patch8_16@none,vit_micro_patch4_16@none", "--devices", "2"),
+        *("compare", "photos", "--models", "vit_micro_patch8_16@none,vit_micro_patch4_16@none"),
         *("--set", "device=cpu", "--seeds", "2", *ONE_EPOCH, "--out", "OUT"),
     ),
     "lab": ("lab", "head", "--data", "photos", *SMALL[:2], *ONE_EPOCH, "--seeds", "1", "--out", "OUT"),

@@ -7,7 +7,7 @@ import vitkit
 
 vitkit.train("digits", vitkit.Recipe(epochs=2, lr=1, weights="a", crop_scale=(0.2, 1)))
 vitkit.pretrain("digits", vitkit.Recipe(epochs=1), pretraining=vitkit.Pretraining(objective="mae", mask=0.5))
-vitkit.compare("digits", ["a", "b"], vitkit.Recipe(epochs=1, method="full"), devices=2)
+vitkit.compare("digits", ["a", "b"], vitkit.Recipe(epochs=1, method="full"), seeds=2)
 vitkit.lab("head", recipe=vitkit.Recipe(seed=1), model="vit_micro_patch4_16")
 vitkit.dry_run("digits", vitkit.Recipe(devices=8, epochs=3))
 vitkit.predict("run", "x.png", promises=vitkit.Promises(reject=1), compute=vitkit.Compute(backend="onnx"))

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.experiments.comparison_figures import CORRUPTIONS, RunPredictions, resize_short_side, corrupt
-    from vitkit.experiments.comparison_figures import findings_of, with_corruptions, verdict
+    from vitkit.experiments.comparison_figures import RunPredictions, findings_of, verdict
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.comparison_table import HEADINGS, cells
-    from vitkit.experiments.comparison_request import GRID, STRESSES, stresses_of
     from vitkit.experiments.comparison_images import ComparisonImages, subject_of
     from vitkit.experiments.lab import Ablation, Measurement, model_variant, summary_of, variant_fields
-    from vitkit.experiments.lab.ablations import EXPERIMENTS, FEW_SHOT, trend_with_depth
-    from vitkit.experiments.lab.cost import fastest_of, training_flops
-    from vitkit.experiments.lab.data_size import changes_in_words, split_by_class
+    from vitkit.experiments.lab.ablations import EXPERIMENTS, FEW_SHOT
+    from vitkit.experiments.lab.cost import training_flops
+    from vitkit.experiments.lab.data_size import split_by_class
     from vitkit.experiments.lab.lab import base_config, base_fields, claims_of, pairs_against
     from vitkit.experiments.statistics import LEVEL, Difference, Family
 else:

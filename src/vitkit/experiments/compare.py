@@ -18,9 +18,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import images_in_words
-from vitkit.experiments.comparison_request import STRESSES, arguments_of, fields_of_request, is_run
+from vitkit.experiments.comparison_request import arguments_of, fields_of_request
 from vitkit.experiments.comparison_table import COMPARISON, FOLDER, HEADINGS, PAGE, PLAN, TABLE, cells, costs_of, row_of
-from vitkit.system import Progress, log, public_path, read_json, silent, write_json, write_text
+from vitkit.system import (
+    EVALUATION,
+    PREDICTIONS,
+    RECIPE,
+    Progress,
+    log,
+    public_path,
+    read_json,
+    silent,
+    write_json,
+    write_text,
+)
 from vitkit.text import Between, aligned, check_arguments, plural
 from vitkit.training import Recipe
 from vitkit.verbs import Result, check_data, csv_table
@@ -31,8 +42,7 @@ if TYPE_CHECKING:
 
 _TABLE_KEYS = (  # columns of comparison.csv, one row per run
     *("model", "seed", "fraction", "training_images", "accuracy", "loss", "ece", "epochs", "seconds"),
-    *("train_images_per_s", "epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory"),
-    *("training_flops", "folder", "split", "images", "caveats"),
+    *("train_images_per_s", "training_flops", "folder", "split", "images", "caveats"),
 )
 
 
@@ -45,12 +55,8 @@ def compare(
     seeds: Annotated[int, Between(1)] = 3,
     budget: str | None = None,
     fractions: str | float | Sequence[float] = "1",
-    stress: Annotated[
-        str | Sequence[str], f"Also test on harder pictures; separated by commas: {', '.join(STRESSES)}."
-    ] = "",
     out: Path | str | None = None,
     resume: bool = False,
-    devices: Annotated[int, Between(1)] = 1,
     progress: Progress = silent,
 ) -> Result:
     """Test which of several models is better: finished runs, or models that are trained in the same way.
@@ -65,30 +71,25 @@ def compare(
     `vitkit compare runs/digits-1 runs/digits-2` for two finished runs.
 
     Args:
-        data: folder of class folders, folder with train/ and val/, or a name such as digits. With several data sets,
-            the models are compared on each, and a table summarises the results. Two or more finished runs, without
-            `models`, are compared as they are, on the images that all of them were tested on.
+        data: folder of class folders, folder with train/ and val/, or a name such as digits. Two or more finished runs,
+            without `models`, are compared as they are, on the images that all of them were tested on.
         models: names of models, NAME@WEIGHTS (NAME@none from scratch), or RECIPE.toml for a model with its own recipe,
             separated by commas. A list is accepted, too.
         recipe: TOML file, or the name of a bundled recipe, for all models. A `vitkit.Recipe` is accepted, too.
         seeds: number of trainings of each model, with consecutive seeds that start from `seed`.
-        budget: the budget of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.
+        budget: the computation of each training, as flops=F, from which the number of epochs follows.
         fractions: the fractions of the training images, such as 0.1,0.3,1; the test images stay the same. Larger
             subsets contain the smaller ones.
-        stress: ways to make the test pictures harder, separated by commas if given as one text: occlusion, shuffle,
-            texture, patch, jpeg, blur.
         out: folder of the comparison; by default the next runs/compare-NAME-N.
-        resume: continue the comparison in `out` with its original arguments; only `stress` and `devices` may be given.
-        devices: number of trainings at a time, each on its own GPU or its share of the cores.
+        resume: continue the comparison in `out` with its original arguments.
         progress: called with the current task, the number of finished items and their total.
 
     Returns:
         A result with the facts `folder` (of comparison.html, comparison.json, comparison.csv and the runs), `report`
         (the page), `figures` (the content of comparison.json), `models` (the numbers of each model and of its runs),
         `pairs` (for each pair of models the difference in accuracy, its 95 % interval, the adjusted p-value and a
-        verdict), `verdicts`, and `summary` (the best model, and the effect of the seed). For several data sets, it has
-        only `folder`, `report` and `figures`, and the folder contains a comparison for each data set. `rows()` returns
-        the table: a row for each model.
+        verdict), `verdicts`, and `summary` (the best model, and the effect of the seed). `rows()` returns the table: a
+        row for each model.
 
     Raises:
         VitkitError: a model cannot be trained on the data, or `out` is in use, not empty, or contains another
@@ -97,32 +98,30 @@ def compare(
         OSError: the folder cannot be written.
     """
     source, fields = fields_of_request(recipe, "a comparison")
-    from vitkit.experiments.comparison_suite import is_suite, suite
-
     sources = [data] if data is None or isinstance(data, (str, Path)) else list(data)
-    runs = [Path(source) for source in sources if source is not None and is_run(source)]
+    files = (RECIPE, PREDICTIONS, EVALUATION)  # of a run whose test is finished
+    runs = [Path(own) for own in sources if own is not None and all((Path(own) / file).is_file() for file in files)]
     if models is None and runs and len(sources) > 1:
         if other := next((source for source in sources if Path(str(source)) not in runs), None):
             message = f"{other} is not a finished run, but {runs[0]} is: name only runs, or data and --models"
             raise VitkitError("experiments.run-missing", message)
-        if (recipe, seeds, budget, fractions, stress, resume, devices) != (None, 3, None, "1", "", False, 1):
+        if (recipe, seeds, budget, fractions, resume) != (None, 3, None, "1", False):
             message = "finished runs are compared as they are: leave out all arguments but the runs and --out"
             raise VitkitError("experiments.argument-unused", message)
         from vitkit.experiments.trained import compare_trained
 
         return compare_trained(runs, out)
-    if len(sources) > 1 or (resume and is_suite(out)):
-        options = {"recipe": source, "seeds": seeds, "budget": budget, "fractions": fractions, "stress": stress}
-        names = [str(source) for source in sources if source is not None]
-        return suite(names, models, {**options, "devices": devices, **fields}, out, compare, resume=resume)
-    arguments = arguments_of(sources[0] if sources else None, models, source, seeds, fractions, budget, stress)
+    if len(sources) > 1:
+        message = "models are compared on one data set: run vitkit compare for each of them"
+        raise VitkitError("experiments.data-several", message)
+    arguments = arguments_of(sources[0] if sources else None, models, source, seeds, fractions, budget)
     with ExitStack() as locks:
         open_folder = _resume if resume else _plan
         folder, plan = open_folder(out, arguments, fields, locks)
         from vitkit.experiments.comparison_runs import train_all
 
         try:
-            diverged = train_all(plan.jobs, folder, devices)
+            diverged = train_all(plan.jobs, folder)
         except Interrupted:
             log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
@@ -138,7 +137,7 @@ def compare(
             jobs=tuple(job for job in plan.jobs if job.model not in failed),
             notes=(*plan.notes, *notes),
         )
-        return _conclude(plan, folder, arguments["stress"] or plan.arguments["stress"])
+        return _conclude(plan, folder)
 
 
 def _plan(
@@ -173,19 +172,18 @@ def _plan(
 def _resume(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], locks: ExitStack
 ) -> tuple[Path, Plan]:
-    """Lock the folder of an earlier comparison, and read its plan. Other arguments than the stress are refused."""
+    """Lock the folder of an earlier comparison, and read its plan. Other arguments are refused."""
     from vitkit.experiments.comparison_plan import Plan
 
-    if fields or {**arguments, "stress": []} != arguments_of(None, None, None, 3, "1", None, ""):  # the defaults
+    if fields or arguments != arguments_of(None, None, None, 3, "1", None):  # the defaults
         raise VitkitError(
-            "experiments.argument-changed",
-            "--resume uses the arguments of --out: leave out all other arguments but --stress and --devices",
+            "experiments.argument-changed", "--resume uses the arguments of --out: leave out all other arguments"
         )
     folder = FOLDER.lock(out, locks)
     return folder, Plan.from_dict(read_json(folder / PLAN)["plan"])
 
 
-def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
+def _conclude(plan: Plan, folder: Path) -> Result:
     """Compare the models on the basis of their finished runs, and write the results into the folder."""
     from vitkit.experiments import comparison_figures as numbers
     from vitkit.experiments.comparison_images import after_training
@@ -214,7 +212,6 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
         "pairs": pairs[-1],
         "pairs_by_fraction": list(itertools.chain.from_iterable(pairs)),
         "findings": numbers.findings_of(models, predictions, test_images),
-        "stress": numbers.stress_figures(plan, folder, predictions, stress, device),
     }
     runs = [{"model": model["name"], **run} for model in models for run in model["runs"]]
     rows = [{key: "; ".join(run[key]) if key == "caveats" else run[key] for key in _TABLE_KEYS} for run in runs]

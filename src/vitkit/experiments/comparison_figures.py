@@ -1,17 +1,14 @@
 """Compute the numbers of a comparison ("figures"): those of each run, each model, and each pair of models.
 
-`stress_figures` classifies corrupted pictures. All other numbers are derived from the folders of the runs. A number
-that was not measured is None.
+They are derived from the folders of the runs. A number that was not measured is None.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
-import io
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,22 +16,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFilter
 
-from vitkit.data import Preprocess, groups_from_file
+from vitkit.data import groups_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import Units, headline_of, images_in_words, read_figures
 from vitkit.experiments.comparison_images import ComparisonImages
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan, passes_of
-from vitkit.experiments.comparison_request import GRID, STRESSES
-from vitkit.experiments.comparison_runs import COSTS
 from vitkit.experiments.statistics import Difference, Family
-from vitkit.model_folder import read_description
-from vitkit.system import EVALUATION, GROUPS, METRICS, PREDICTIONS, read_json, receiver, reporting_within, write_json
+from vitkit.system import EVALUATION, GROUPS, METRICS, PREDICTIONS
 from vitkit.text import interval_text, restored
 from vitkit.training import read_metrics
 
-GOAL = 0.9  # validation accuracy; the time that a training takes to reach it is reported
 CorrectByRun = dict[tuple[str, int], npt.NDArray[np.bool_]]  # by (model, seed): whether each image is correct, (n,)
 
 
@@ -130,10 +122,6 @@ def run_figures(job: ComparisonJob, out: Path, gmacs: float | None, predictions:
     rows = read_metrics(folder / METRICS)
     seconds = rows[-1].get("seconds") if rows else None
     epochs = int(rows[-1]["epoch"]) + 1 if rows else None
-    costs = out / COSTS / f"{folder.name}.json"
-    validated = [row for row in rows if "val_acc" in row]
-    at_goal = next((row for row in validated if row["val_acc"] >= GOAL), {})
-    best = max(validated, key=lambda row: row["val_acc"], default={})
     method = job.fields["method"]
     views = 1 if method == "probe" else epochs  # of each image; the cost of additional augmented views is not counted
     flops = None if gmacs is None or views is None else 2e9 * gmacs * passes_of(method) * job.images * views
@@ -152,12 +140,7 @@ def run_figures(job: ComparisonJob, out: Path, gmacs: float | None, predictions:
         "seconds": seconds,
         "train_images_per_s": epochs * job.images / seconds if epochs and seconds else None,
         "training_flops": flops,
-        "epochs_to_90": int(at_goal["epoch"]) + 1 if at_goal else None,
-        "seconds_to_90": at_goal.get("seconds"),
-        "epochs_to_best": int(best["epoch"]) + 1 if best else None,
-        "seconds_to_best": best.get("seconds"),
-        "peak_memory": read_json(costs).get("peak_memory") if costs.is_file() else None,
-        "curve": [[int(row["epoch"]) + 1, row["val_acc"]] for row in validated],
+        "curve": [[int(row["epoch"]) + 1, row["val_acc"]] for row in rows if "val_acc" in row],
     }
 
 
@@ -171,8 +154,8 @@ def model_figures(
 ) -> dict[str, Any]:
     """Return the numbers of a model on the largest fraction of the data, summarised over its seeds.
 
-    Accuracy, loss and calibration error are means; durations, training speed and memory are medians. The accuracies on
-    all fractions are in `by_fraction`. The predictions and the families of all models are given for each fraction, the
+    Accuracy, loss and calibration error are means; the training speed is a median. The accuracies on all fractions are
+    in `by_fraction`. The predictions and the families of all models are given for each fraction, the
     smallest one first. `costs` are the size, operations and speed of this model, as in `costs_of`.
     """
     index = plan.models.index(name)
@@ -185,14 +168,8 @@ def model_figures(
         figures[key] = None if None in values else statistics.mean(values)
     figures["interval"] = list(families[-1].interval(index))
     figures |= costs
-    for key in ("train_images_per_s", "peak_memory", "epochs_to_best", "seconds_to_best"):
-        values = [run[key] for run in last if run[key] is not None]
-        figures[key] = statistics.median(values) if values else None
-    reached = [run for run in last if run["epochs_to_90"] is not None]
-    figures["reached_90"] = len(reached)
-    for key in ("epochs_to_90", "seconds_to_90"):
-        values = [run[key] for run in reached if run[key] is not None]
-        figures[key] = statistics.median(values) if len(reached) == len(last) and values else None
+    speeds = [run["train_images_per_s"] for run in last if run["train_images_per_s"] is not None]
+    figures["train_images_per_s"] = statistics.median(speeds) if speeds else None
     figures["by_fraction"] = [
         {
             "fraction": each.fraction,
@@ -227,16 +204,10 @@ def pair_figures(plan: Plan, predictions: RunPredictions, family: Family) -> lis
 
 
 def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int, images: str, pairs: int) -> str:
-    """Return a sentence that says which of two models is better, both as trained here and with other seeds.
+    """Return a sentence that says which of the models `a` and `b` is better, as trained here and with other seeds.
 
-    Args:
-        a: the first model.
-        b: the second model.
-        recipe: the difference in accuracy between the recipes, with the uncertainty from seeds and images.
-        trained: the difference in accuracy between these trained models, with the uncertainty from images only.
-        seeds: the number of seeds.
-        images: a description of the test images.
-        pairs: the number of pairs that are compared.
+    `recipe` is their difference in accuracy with the uncertainty from seeds and images, `trained` the one with the
+    uncertainty from images only, `images` a description of the test images, and `pairs` the number of compared pairs.
     """
     better = f"{a} is better than {b} here"
     if recipe.mean < 0:
@@ -331,168 +302,3 @@ def facts_of_test(plan: Plan, predictions: RunPredictions, test_images: Comparis
         "chance": predictions.chance,
         "notes": list(plan.notes),
     }
-
-
-# --- Accuracy under stress ------------------------------------------------------------------------------------
-
-# Each picture is resized to one size for all models, and then corrupted with increasing strength. Afterwards, each
-# model preprocesses it like any other picture. Therefore all models classify the same pictures, whatever their input
-# size. The grid of patches covers the whole picture, so a model that crops pictures may not see all its cells.
-#
-# Dropped and shuffled patches follow Naseer et al. (arXiv 2105.10497, sec. 3.1 and 3.3): cells of a grid are blackened,
-# or permuted.
-
-_Corruption = Callable[[Image.Image, float, np.random.Generator], Image.Image]
-
-
-def _blacken_patches(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.Image:
-    pixels = np.array(picture)
-    rows, columns = (np.linspace(0, side, GRID + 1).round().astype(int) for side in pixels.shape[:2])
-    for cell in rng.permutation(GRID**2)[: round(part * GRID**2)].tolist():
-        y, x = divmod(cell, GRID)
-        pixels[rows[y] : rows[y + 1], columns[x] : columns[x + 1]] = 0
-    return Image.fromarray(pixels)
-
-
-def _shuffle_patches(picture: Image.Image, side: float, rng: np.random.Generator) -> Image.Image:
-    # The pixels at the right and lower edges that fill no cell stay in place.
-    pixels, k = np.array(picture), int(side)
-    h, w = (length // k for length in pixels.shape[:2])
-    grid = pixels[: h * k, : w * k]  # a view
-    cells = grid.reshape(k, h, k, w, 3).transpose(0, 2, 1, 3, 4).reshape(k * k, h, w, 3)
-    shuffled = cells[rng.permutation(k * k)].reshape(k, k, h, w, 3).transpose(0, 2, 1, 3, 4)
-    grid[:] = shuffled.reshape(h * k, w * k, 3)
-    return Image.fromarray(pixels)
-
-
-def _remove_texture(picture: Image.Image, width: float, _: np.random.Generator) -> Image.Image:
-    # `width` is in % of the short side. In small pictures, the radius is at least 1, 2 and 3 pixels for 2, 4 and 6 %.
-    radius = max(round(width / 200 * min(picture.size)), round(width / 2))
-    return picture.filter(ImageFilter.MedianFilter(2 * radius + 1))
-
-
-def _paste_noise(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.Image:
-    # The rectangle covers the fraction `part` of the picture's area, and has the picture's aspect ratio.
-    pixels = np.array(picture)
-    height, width = (max(round(side * part**0.5), 1) for side in pixels.shape[:2])
-    top, left = (int(rng.integers(0, s - length + 1)) for s, length in zip(pixels.shape, (height, width), strict=False))
-    pixels[top : top + height, left : left + width] = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
-
-
-def _compress(picture: Image.Image, lost: float, _: np.random.Generator) -> Image.Image:
-    stored = io.BytesIO()
-    picture.save(stored, "JPEG", quality=100 - int(lost))
-    with Image.open(stored) as opened:
-        return opened.convert("RGB")
-
-
-CORRUPTIONS: dict[str, _Corruption] = {
-    "occlusion": _blacken_patches,
-    "shuffle": _shuffle_patches,
-    "texture": _remove_texture,
-    "patch": _paste_noise,
-    "jpeg": _compress,
-    "blur": lambda picture, sigma, _: picture.filter(ImageFilter.GaussianBlur(sigma / 100 * min(picture.size))),
-}
-
-
-def resize_short_side(picture: Image.Image, short_side: int) -> Image.Image:
-    """Resize a picture so that its shorter side has `short_side` pixels."""
-    scale = short_side / min(picture.size)
-    width, height = (max(round(side * scale), short_side) for side in picture.size)
-    return picture.resize((width, height), Image.Resampling.BICUBIC)
-
-
-def corrupt(picture: Image.Image, name: str, strength: float, key: str) -> Image.Image:
-    """Corrupt a picture by one kind of stress, such as blur. The first strength leaves it unchanged.
-
-    `key` is the text that seeds the random numbers, such as a seed and the image's path. The same key always gives the
-    same result, and all strengths use the same random numbers.
-    """
-    stress = STRESSES[name]
-    if strength == stress.strengths[0]:
-        return picture
-    digest = hashlib.sha256(f"{name} {key}".encode(errors="surrogateescape")).digest()
-    return CORRUPTIONS[name](picture, strength, np.random.default_rng(list(digest)))
-
-
-def with_corruptions(picture: Image.Image, names: Sequence[str], key: str) -> Iterator[Image.Image]:
-    """Yield the unchanged picture, then a corrupted picture for each stress and each strength except the first."""
-    yield picture
-    for name in names:
-        for strength in STRESSES[name].strengths[1:]:
-            yield corrupt(picture, name, strength, key)
-
-
-def stress_figures(
-    plan: Plan, out: Path, predictions: RunPredictions, names: Sequence[str], device: str
-) -> list[dict[str, Any]]:
-    """Return the accuracy of each model under each of these stresses and strengths, with 95 % intervals."""
-    if not names:
-        return []
-    folders = {(job.model, job.seed): job.folder for job in plan.jobs if job.fraction == plan.fractions[-1]}
-    run_folders = list(folders.values())
-    side = max(Preprocess.from_dict(read_description(out / run)["preprocess"]).short_side for run in run_folders)
-    is_correct = {}
-    for number, folder in enumerate(run_folders, start=1):
-        with reporting_within(f"stress, run {number} of {len(run_folders)}"):
-            seed = plan.seeds[0]
-            is_correct[folder] = _correct_under_stress(out, folder, predictions.paths, names, side, seed, device)
-    runs_of = [[folders[model, seed] for seed in plan.seeds] for model in plan.models]
-    rows = []
-    for name in names:
-        stress = STRESSES[name]
-        families = []
-        for strength in stress.strengths:
-            key = "" if strength == stress.strengths[0] else f"{name} {strength:g}"  # the first changes nothing
-            correct = np.array([[is_correct[folder][key] for folder in runs] for runs in runs_of])  # (M, S, n)
-            families.append(Family(correct, predictions.units))
-        models = {}
-        for i, model in enumerate(plan.models):
-            accuracies = [float(family.accuracy[i]) for family in families]
-            models[model] = {"accuracy": accuracies, "interval": [list(family.interval(i)) for family in families]}
-        row = {"kind": name, "title": stress.title, "unit": stress.unit, "about": stress.about}
-        rows.append({**row, "short_side": side, "strengths": list(stress.strengths), "models": models})
-    return rows
-
-
-def _correct_under_stress(
-    out: Path, folder: str, paths: Sequence[str], names: Sequence[str], side: int, seed: int, device: str
-) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return whether a run classifies each of n images correctly, both unchanged and under each stress.
-
-    The shorter side of each picture is first resized to `side` pixels. The result is cached in a file.
-
-    Returns:
-        Arrays (n,) by key: the empty string for unchanged pictures, otherwise stress and strength, such as `blur 2`.
-    """
-    file = out / "stress" / f"{Path(folder).name}.json"
-    keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
-    # For each key, a character for each image: 1 if it is classified correctly, otherwise 0.
-    stored = read_json(file) if file.is_file() else {}
-    if not stored.keys() >= set(keys):
-        import torch
-
-        from vitkit.data import images_of_run, picture_of, refuse_changed_images
-        from vitkit.system import SPLIT
-        from vitkit.weights import load
-
-        classifier = load(out / folder).to(device)
-        refuse_changed_images(out / folder / SPLIT, "leave out --stress")
-        table = images_of_run(out / folder / SPLIT)
-        index_of = {path: i for i, path in enumerate(table.paths)}
-        columns = []
-        for done, path in enumerate(paths, start=1):
-            with picture_of(table.file(index_of[path]), side) as picture:
-                pixels = resize_short_side(picture.image, side)
-            pictures = with_corruptions(pixels, names, f"{seed} {path}")  # one for each of the K keys
-            images = np.stack([classifier.preprocess(picture) for picture in pictures])
-            predicted = classifier.logits(torch.from_numpy(images)).argmax(dim=1).cpu().numpy()  # (K,)
-            columns.append(predicted == classifier.classes.index(table.name_of(index_of[path])))
-            receiver()("pictures made harder", done, len(paths))
-        rows = np.stack(columns, axis=1).tolist()  # (K, n)
-        stored = {key: "".join("01"[bit] for bit in row) for key, row in zip(keys, rows, strict=True)}
-        file.parent.mkdir(exist_ok=True)
-        write_json(file, stored)
-    return {key: np.array([bit == "1" for bit in stored[key]]) for key in keys}

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data import (
@@ -202,19 +200,6 @@ class Subject:
     def held_out(self) -> str:
         """The split to test on, as in `ComparisonImages`."""
         return held_out_split(self.table)
-
-    def pictures(self, max_count: int) -> tuple[Tensor, list[str]]:
-        """Return preprocessed held-out images, (B, C, height, width), evenly spread, and lines that describe them."""
-        images = self.table.of_split(self.held_out)
-        if not len(images):
-            raise VitkitError(
-                "experiments.test-images-few",
-                f"no images are held out (of {len(self.table)} in all): hold out some, or add images",
-            )
-        count = min(len(images), max_count)
-        files = [images.file(i * len(images) // count) for i in range(count)]
-        pictures = torch.stack([self.classifier.read(file) for file in files])
-        return pictures, [f"{count} of {len(images)} {self.held_out} images, evenly spread"]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from vitkit.data import held_out_split, limit_training
 from vitkit.errors import VitkitError
 from vitkit.experiments.comparison_images import before_training, hash_of_images
-from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of, recipe_of, refuse_divided
+from vitkit.experiments.comparison_request import fractions_of, max_flops_of, names_of, recipe_of, refuse_divided
 from vitkit.model import ViTConfig, config_for, is_model_name
 from vitkit.system import fit_name, public_path, receiver
 from vitkit.training import (
@@ -59,7 +59,6 @@ class ComparisonJob:
     fields: dict[str, Any]  # of the recipe
     folder: str  # of the run, relative to the folder of the comparison
     pretraining: dict[str, Any] | None = None  # the fields of the pre-training that gives the initial weights
-    flops: float | None = None  # None if they are not known before the training
 
     def __post_init__(self) -> None:
         path = PurePath(self.folder)
@@ -80,7 +79,7 @@ class ComparisonJob:
 class Plan:
     """All trainings of a comparison."""
 
-    arguments: dict[str, Any]  # data, models, recipe, seeds, fractions, budget and stress, in plain JSON types
+    arguments: dict[str, Any]  # data, models, recipe, seeds, fractions and budget, in plain JSON types
     models: tuple[str, ...]
     seeds: tuple[int, ...]
     fractions: tuple[float, ...]  # of the training images, the smallest first
@@ -106,18 +105,17 @@ class Plan:
 def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     """Plan a comparison: resolve the training of every model, without training anything.
 
-    `arguments` are data, models, recipe, seeds, fractions, budget and stress, as in `compare`; `fields` are those of
-    the recipe, for all models.
+    `arguments` are data, models, recipe, seeds, fractions and budget, as in `compare`; `fields` are those of the
+    recipe, for all models.
     """
     names, fractions = names_of(arguments["models"]), fractions_of(arguments["fractions"])
-    budget = budget_of(arguments["budget"], fields)
-    set_by_user = {*fields} if budget is None else {*fields, budget[0]}
+    max_flops = max_flops_of(arguments["budget"], fields)
     entries: list[_Candidate] = []
     labels: list[str] = []
     notes: list[str] = []
     for done, name in enumerate(names):
         receiver()("checking the models", done, len(names))
-        label, recipe = _label_and_request(name, arguments, fields, budget)
+        label, recipe = _label_and_request(name, arguments, fields)
         labels.append(label)
         if labels.count(label) > 1:
             label = f"{label} ({labels.count(label)})"
@@ -128,10 +126,6 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             start.blueprint = replace(start.blueprint, weights=None, plan=None)  # they would stay in memory
             check_weights_name(start)
             unused = without_effect(start.recipe, request)
-        if arguments["stress"]:
-            start.source.task.require_single(
-                "--stress requires one class per picture, but these may have several: leave it out"
-            )
         (part,) = start.parts
         test_hash = hash_of_images(part, held_out_split(part.images.table))
         if entries and test_hash != entries[0].test_hash:
@@ -148,7 +142,7 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             raise VitkitError(
                 "experiments.model-twice", f"{other} and {entry.label} are the same configuration: leave one out"
             )
-    for field in set_by_user:
+    for field in fields:
         if all(field in entry.unused for entry in entries):
             raise VitkitError("experiments.argument-unused", f"{field} {first.unused[field]}: leave it out")
     notes += [
@@ -164,7 +158,7 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     seeds = tuple(first.start.recipe.seed + k for k in range(int(arguments["seeds"])))
     with prefix_errors(f"--fractions {fractions[0]:g}"):  # the smallest fraction must contain an image of each class
         limit_training(first.split_images.images.table, max(round(fractions[0] * first.images), 1), seeds[0])
-    jobs, notes_on_jobs = _jobs(entries, fractions, seeds, budget)
+    jobs, notes_on_jobs = _jobs(entries, fractions, seeds, max_flops)
     notes += notes_on_jobs
     if len(seeds) == 1:
         notes.append(
@@ -191,9 +185,7 @@ class _Candidate:
         return self.split_images.images.table.splits.count("train")
 
 
-def _label_and_request(
-    name: str, arguments: Mapping[str, Any], fields: Mapping[str, Any], budget: tuple[str, str] | None
-) -> tuple[str, Recipe]:
+def _label_and_request(name: str, arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[str, Recipe]:
     """Return the label of a requested model (NAME, NAME@WEIGHTS or RECIPE.toml) and the requested recipe."""
     is_file = name.endswith(".toml")
     if is_file and arguments["recipe"] is not None:
@@ -209,8 +201,6 @@ def _label_and_request(
         **({"model": model} if model else {}),
         **({"weights": weights} if at else {}),
     }
-    if budget is not None and budget[0] != "flops":
-        fields_of_run[budget[0]] = int(budget[1]) if budget[0] == "epochs" else budget[1]
     request = requested(recipe_of(name if is_file else arguments["recipe"], fields_of_run))
     if not model and not is_file:  # @WEIGHTS: the weights determine the model, whatever the recipe names
         request = request.without(["model"])
@@ -221,7 +211,7 @@ def _label_and_request(
 
 
 def _jobs(
-    entries: Sequence[_Candidate], fractions: Sequence[float], seeds: Sequence[int], budget: tuple[str, str] | None
+    entries: Sequence[_Candidate], fractions: Sequence[float], seeds: Sequence[int], max_flops: float | None
 ) -> tuple[tuple[ComparisonJob, ...], list[str]]:
     # Return the trainings, ordered by fraction and seed, and notes about the budget.
     from vitkit.profiling import describe
@@ -237,9 +227,8 @@ def _jobs(
         fields["method"] = recipe.method  # chosen for all data, used for every fraction
         if images < entry.images:
             fields["max_images"] = images
-        epoch_flops = flops_of_image[i] * images
-        if budget is not None and budget[0] == "flops":
-            max_flops = float(budget[1])
+        if max_flops is not None:
+            epoch_flops = flops_of_image[i] * images
             if recipe.method == "probe":
                 note = "its features are computed only once, which uses less than the budget"
             else:
@@ -250,12 +239,9 @@ def _jobs(
                     over = f", which exceeds the budget of {max_flops:.3g} but is the minimum"
                 note = f"{epochs} {count * epoch_flops:.3g} FLOPs{over}"
             notes.append(f"{entry.label}: {note}")
-        views = 1 if recipe.method == "probe" else fields.get("epochs") or recipe.epochs
-        flops = None if budget is not None and budget[0] == "time" else epoch_flops * views
         for seed in seeds:
             folder = f"runs/{fit_name(name, f'-{fraction:g}-seed{seed}')}"
-            seed_fields = {**fields, "seed": seed}
-            jobs.append(ComparisonJob(entry.label, seed, fraction, images, seed_fields, folder, flops=flops))
+            jobs.append(ComparisonJob(entry.label, seed, fraction, images, {**fields, "seed": seed}, folder))
     jobs.sort(key=lambda job: (job.fraction, job.seed))  # all models of one seed are trained one after another
     return tuple(jobs), list(dict.fromkeys(notes))
 

@@ -1,7 +1,4 @@
-"""Parse the request of a comparison: models, fractions of the data, a budget, and kinds of stress.
-
-Importing this module does not import torch. The functions that apply a kind of stress are in `comparison_figures`.
-"""
+"""Parse the request of a comparison: models, fractions of the data, and a budget. This does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.system import EVALUATION, PREDICTIONS, RECIPE, exclusive_in, is_empty
+from vitkit.system import exclusive_in, is_empty
 from vitkit.training import Recipe
 
 # Fields that a comparison sets itself, or that would split one run into several.
@@ -45,40 +42,30 @@ def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
     return tuple(values)
 
 
-def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, str] | None:
-    """Split a budget such as `epochs=10` into its kind and its amount; None if there is no budget.
+def max_flops_of(budget: str | None, fields: Mapping[str, object]) -> float | None:
+    """Return the FLOPs of a budget such as `flops=1e15`; None if there is no budget.
 
-    A budget is refused if the user has also set the recipe field with the same effect: `epochs` for a budget of epochs
-    or FLOPs, or `time` for a budget of time.
+    A budget is refused if the user has also set `epochs`, because it determines the number of epochs.
     """
     if budget is None:
         return None
-    kind, equals, amount = budget.partition("=")
-    if kind not in ("epochs", "time", "flops") or not equals:
+    kind, _, amount = budget.partition("=")
+    try:
+        flops = float(amount)
+    except ValueError:
+        flops = 0.0
+    if kind != "flops" or not 1 <= flops <= 1e30:
         raise VitkitError(
             "experiments.budget-invalid",
-            f"--budget must be epochs=N, time=T (90s, 10m, 2h) or flops=F, not {budget!r}",
+            f"--budget must be flops=F, such as flops=1e15, not {budget!r}; for a number of epochs or a duration, use "
+            "--set epochs=N or --set time=T",
         )
-    field = "time" if kind == "time" else "epochs"
-    if field in fields:
+    if "epochs" in fields:
         raise VitkitError(
             "experiments.budget-twice",
-            f"--budget {budget} and --{field} {fields[field]} both limit the training: use only one",
+            f"--budget {budget} and --epochs {fields['epochs']} both limit the training: use only one",
         )
-    try:
-        # A budget of time is checked as the recipe field `time`.
-        is_valid = kind == "time" or (1 <= int(amount) <= 1e9 if kind == "epochs" else 1 <= float(amount) <= 1e30)
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        expected = {"epochs": "a whole number above 0", "flops": "a number such as 1e15"}[kind]
-        raise VitkitError("experiments.budget-invalid", f"--budget {kind}= must be {expected}, not {amount!r}")
-    return kind, amount
-
-
-def is_run(source: str | Path) -> bool:
-    """Return whether this is the folder of a run whose test is finished."""
-    return all((Path(source) / file).is_file() for file in (RECIPE, PREDICTIONS, EVALUATION))
+    return flops
 
 
 def arguments_of(
@@ -88,7 +75,6 @@ def arguments_of(
     seeds: int,
     fractions: str | float | Sequence[float],
     budget: str | None,
-    stress: str | Sequence[str],
 ) -> dict[str, Any]:
     """Return the arguments of a comparison in plain JSON types, in the form in which the plan stores them."""
     return {
@@ -98,7 +84,6 @@ def arguments_of(
         "seeds": seeds,
         "fractions": list(fractions_of(fractions)),
         "budget": budget,
-        "stress": list(stresses_of(stress)),
     }
 
 
@@ -145,10 +130,9 @@ class ExperimentFolder:
         """Lock an empty or new folder until `locks` is closed; it is an error if the folder is not empty."""
         locks.enter_context(exclusive_in(Path(out)))
         if (Path(out) / self.plan).is_file():
-            article = "an" if self.what[0] in "aeiou" else "a"
             raise VitkitError(
                 "experiments.folder-taken",
-                f"--out {out} contains {article} {self.what}: continue it with --resume, or choose a new name",
+                f"--out {out} contains an earlier {self.what}: continue it with --resume, or choose a new name",
             )
         if not is_empty(Path(out)):
             raise VitkitError("experiments.folder-taken", f"--out {out} is not empty: choose a new name")
@@ -168,78 +152,3 @@ class ExperimentFolder:
             )
         locks.enter_context(exclusive_in(Path(out)))
         return Path(out)
-
-
-# --- Stress ---------------------------------------------------------------------------------------------------
-
-GRID = 14  # patches along a side, as in a picture of 224 pixels with patches of 16
-
-
-@dataclass(frozen=True)
-class Stress:
-    """One way to make pictures harder to classify."""
-
-    name: str
-    title: str  # in headings
-    unit: str  # of the strength
-    about: str
-    strengths: tuple[float, ...]  # ascending; the first leaves pictures unchanged
-
-
-STRESSES: dict[str, Stress] = {
-    stress.name: stress
-    for stress in (
-        Stress(
-            "occlusion",
-            "patches dropped",
-            "fraction of the patches that are black",
-            f"Random patches of a {GRID} x {GRID} grid are black; a higher strength blackens additional patches.",
-            (0.0, 0.25, 0.5, 0.75, 0.9),
-        ),
-        Stress(
-            "shuffle",
-            "patches shuffled",
-            "cells along a side",
-            "The cells of a grid are permuted, so that their content stays the same but their positions change.",
-            (1.0, 2.0, 4.0, 8.0),
-        ),
-        Stress(
-            "texture",
-            "fine texture removed",
-            "width of the median filter, % of the short side",
-            "A median filter removes fine texture and keeps outlines; a model that relies on texture loses accuracy.",
-            (0.0, 2.0, 4.0, 6.0),
-        ),
-        Stress(
-            "patch",
-            "a patch pasted",
-            "fraction of the area",
-            "A rectangle of random colours is pasted at a random position.",
-            (0.0, 0.05, 0.1, 0.2, 0.4),
-        ),
-        Stress(
-            "jpeg",
-            "JPEG compression",
-            "100 minus the quality",
-            "The picture is stored as JPEG with this quality, and read again.",
-            (0.0, 50.0, 80.0, 90.0, 95.0),
-        ),
-        Stress(
-            "blur",
-            "blurred",
-            "standard deviation, % of the short side",
-            "A Gaussian blur removes fine detail and softens outlines.",
-            (0.0, 0.5, 1.0, 2.0, 4.0),
-        ),
-    )
-}
-
-
-def stresses_of(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the requested stresses without repetitions; a string is split at its commas."""
-    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
-    chosen = tuple(dict.fromkeys(part for part in parts if part))
-    for name in chosen:
-        if name not in STRESSES:
-            raise VitkitError("experiments.stress-unknown", f"--stress {name!r} is none of {', '.join(STRESSES)}")
-    return chosen

@@ -30,28 +30,17 @@ HEADINGS = {
     "file_bytes": "MiB",
     "train_images_per_s": "train images/s",
     "predict_images_per_s": "predict images/s",
-    "peak_memory": "peak MiB",
-    "epochs_to_90": "epochs to 90 %",
-    "seconds_to_90": "s to 90 %",
-    "epochs_to_best": "epochs to best",
-    "seconds_to_best": "s to best",
     "caveats": "caveats",
 }
 
 
 def cells(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> list[str]:
-    """Return the cells of a model's row in the table as text, with a dash for a value that was not measured.
-
-    If only some runs on all images reached 90 %, their number is given in place of the time to 90 %.
-    """
+    """Return the cells of a model's row in the table as text, with a dash for a value that was not measured."""
     row = []
     for key in keys:
         value = model[key]
         if key == "caveats":
             cell = "; ".join(value or ()) or "-"
-        elif key in ("epochs_to_90", "seconds_to_90") and value is None and model["reached_90"]:
-            runs = sum(run["fraction"] == model["by_fraction"][-1]["fraction"] for run in model["runs"])
-            cell = f"{model['reached_90']} of {runs} runs"
         elif value is None:
             cell = "-"
         elif key == "name":
@@ -65,7 +54,6 @@ def cells(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> list[str]:
                 "loss": f"{value:.3f}",
                 "parameters": f"{value:,}",
                 "file_bytes": f"{value / 2**20:.1f}",
-                "peak_memory": f"{value / 2**20:.0f}",
             }.get(key, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
         row.append(cell)
     return row

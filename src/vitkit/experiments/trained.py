@@ -67,11 +67,7 @@ class _Run:
 
 
 def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
-    """Compare finished runs on the images that all of them were tested on, and write comparison.html and .json.
-
-    Args:
-        folders: at least two run folders.
-        out: the folder to write to; by default the next runs/compare-NAME-N.
+    """Compare two or more finished runs on the images that all of them were tested on, and write the page and figures.
 
     Raises:
         VitkitError: a run is damaged, the runs share fewer than 20 test images, or `out` is not empty.
@@ -166,6 +162,11 @@ def _figures(
     for kind, text in dict.fromkeys(caveat for run in runs for caveat in run.caveats if caveat[0] in _GENERAL):
         whose = [run.name for run in runs if (kind, text) in run.caveats]
         texts.append((kind, text if len(whose) == len(runs) else f"{', '.join(whose)}: {text}"))
+    left_out = []
+    for run in runs:
+        if (others := len(run.answers) - len(paths)) > 0:
+            images = plural(others, "other image", "other images")
+            left_out.append(f"{run.name} was also tested on {images}, left out here")
     return {
         "test_images": len(paths),
         "split": runs[0].split if len({run.split for run in runs}) == 1 else "held-out",
@@ -177,7 +178,7 @@ def _figures(
         ],
         "pairs": pairs,
         "findings": [text for kind, text in texts if kind in _SERIOUS],
-        "notes": [*(text for kind, text in texts if kind not in _SERIOUS), *_left_out(runs, len(paths))],
+        "notes": [*(text for kind, text in texts if kind not in _SERIOUS), *left_out],
         "classes": classes,
     }
 
@@ -191,12 +192,6 @@ def _groups(runs: Sequence[_Run], paths: Sequence[str]) -> npt.NDArray[np.int64]
             if path in groups:
                 joined.merge(i, first.setdefault(groups[path], i))
     return np.array([joined[i] for i in range(len(paths))])
-
-
-def _left_out(runs: Sequence[_Run], images: int) -> Iterator[str]:
-    for run in runs:
-        if (others := len(run.answers) - images) > 0:
-            yield f"{run.name} was also tested on {plural(others, 'other image', 'other images')}, left out here"
 
 
 def _sentence_of_pair(pair: dict[str, Any]) -> str:

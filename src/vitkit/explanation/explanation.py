@@ -48,7 +48,6 @@ from vitkit.system.files import public_path, replacing
 from vitkit.text.arguments import path_text
 from vitkit.text.pages import (
     KINDS,
-    Fonts,
     as_file,
     checked_suffix,
     component,
@@ -257,7 +256,7 @@ class Explanation:
         """
         return plot_picture(self.pictures(), picture, type(self).__name__, figure)
 
-    def save(self, target: str | Path, fonts: Fonts = "sans") -> Path:
+    def save(self, target: str | Path) -> Path:
         """Write the explanation to a folder, or to one file in the format of its suffix.
 
         `.png`, `.svg` and `.pdf` files contain the overlays side by side, and `.npz` files contain the arrays. An
@@ -266,7 +265,6 @@ class Explanation:
 
         Args:
             target: the folder or file.
-            fonts: `latex` sets the text of an SVG or PDF picture in a serif font like that of LaTeX documents.
 
         Raises:
             VitkitError: the suffix is not supported.
@@ -291,7 +289,7 @@ class Explanation:
             case ".png":
                 _write(target, self._picture())
             case ".svg" | ".pdf" as kind:
-                _write(target, as_file(next(iter(self.pictures().values())), kind, fonts))
+                _write(target, as_file(next(iter(self.pictures().values())), kind))
             case ".npz":
                 _write(target, self._arrays())
             case _:

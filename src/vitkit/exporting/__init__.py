@@ -2,10 +2,9 @@
 
 Open `formats.py` first: it lists the formats, with one module each. `writing.py` writes a file under a temporary name,
 compares its predictions with the model's (`comparison.py`, on images of `pictures.py`), and then moves it to its final
-name. `quantization.py` is INT8, `locating.py` finds the layer that differs if a file is refused, and `loading.py` opens
-a file as a classifier. `elsewhere.py` writes folders for runtimes that are not on this machine. Preprocessing, class
-names, temperature and thresholds are stored in the file as a `Card` (`card.py`). The names of this package are imported
-only when they are first used.
+name. `quantization.py` is INT8, and `loading.py` opens a file as a classifier. `elsewhere.py` writes folders for
+runtimes that are not on this machine. Preprocessing, class names, temperature and thresholds are stored in the file as
+a `Card` (`card.py`). The names of this package are imported only when they are first used.
 """
 
 from __future__ import annotations

@@ -186,11 +186,7 @@ class Card:
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Card:
-        """Read the card of a file from its text. The checksum of the file was verified before.
-
-        Args:
-            text: the card as JSON.
-            path: the file, for error messages.
+        """Read the card of a file from its text, JSON. The checksum of the file was verified before.
 
         Raises:
             VitkitError: a later version of vitkit wrote the card.

@@ -96,13 +96,9 @@ class LogitComparison:
 
 
 def compare(model_logits: Tensor, file_logits: Tensor, card: Card, dtype: str | None = None) -> LogitComparison:
-    """Compare the logits (B, K) of the model with those of the file.
+    """Compare the logits (B, K) that the model computes in float32 with those of the file with this card.
 
-    Args:
-        model_logits: the logits that the model computes in float32.
-        file_logits: the logits that the file computes.
-        card: the card of the file.
-        dtype: the dtype whose rounding errors are allowed; None for the dtype of the file's weights.
+    Rounding errors of `dtype` are allowed; None is the dtype of the file's weights.
 
     Raises:
         Refused: the shapes differ, or the file's logits are not finite.
@@ -118,6 +114,10 @@ def compare(model_logits: Tensor, file_logits: Tensor, card: Card, dtype: str | 
     centred, file_centred = _centred(model_logits, card), _centred(file_logits, card)
     size = centred.square().mean().sqrt().clamp(min=tiny)
     errors = NOISE[dtype] * size / card.temperature
+    probabilities = _probabilities(model_logits, card)
+    differences = (probabilities - _probabilities(file_logits, card)).abs()
+    # The total variation distance for single-label models, and the mean absolute difference for multi-label models.
+    shift = differences.sum(dim=1).mean() / 2 if card.thresholds is None else differences.mean()
     unsure = 0.0 if dtype == "float32" else _UNSURE * NOISE[dtype] * size.item()
     return LogitComparison(
         images=len(model_logits),
@@ -129,8 +129,8 @@ def compare(model_logits: Tensor, file_logits: Tensor, card: Card, dtype: str | 
         scale=((centred * file_centred).sum() / centred.square().sum()).item() if centred.any() else 1.0,
         noise=(difference.square().mean().sqrt() / size).item(),
         peak=(difference.abs().max() / size).item(),
-        shift=_distance(_probabilities(model_logits, card), _probabilities(file_logits, card), card),
-        shift_by_noise=(errors * _sensitivity(_probabilities(model_logits, card), card)).item(),
+        shift=shift.item(),
+        shift_by_noise=(errors * _sensitivity(probabilities, card)).item(),
     )
 
 
@@ -148,18 +148,8 @@ def _probabilities(logits: Tensor, card: Card) -> Tensor:
     return logits.softmax(dim=1) if card.thresholds is None else logits.sigmoid()
 
 
-def _distance(first: Tensor, second: Tensor, card: Card) -> float:
-    """Return the average distance between two arrays of probabilities (B, K).
-
-    This is the total variation distance for single-label models, and the mean absolute difference for multi-label
-    models.
-    """
-    differences = (first - second).abs()
-    return (differences.sum(dim=1).mean() / 2 if card.thresholds is None else differences.mean()).item()
-
-
 def _sensitivity(p: Tensor, card: Card) -> Tensor:
-    """Return a first-order upper bound of `_distance` if all logits have independent errors of standard deviation 1.
+    """Return a first-order upper bound of `shift` if all logits have independent errors of standard deviation 1.
 
     For a softmax, dp_i = p_i (e_i - sum_j p_j e_j), whose standard deviation is p_i sqrt((1 - p_i)^2 + sum_{j != i}
     p_j^2). For a sigmoid, dp = p (1 - p) e. The mean of |e| is less than the standard deviation of e, so the result is

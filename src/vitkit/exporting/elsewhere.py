@@ -66,18 +66,10 @@ class OtherRuntime:
 def write_folder(
     classifier: Classifier, out: Path, pictures: Pictures, runtime: OtherRuntime, *, precision: str, force: bool
 ) -> Path:
-    """Write a model for a runtime elsewhere, and verify it if the runtime is installed here.
+    """Write a folder for a runtime elsewhere, verify it if the runtime is installed here, and return the folder.
 
-    Args:
-        classifier: a classifier with a model.
-        out: the folder to write; `.unverified` is appended to its name if the model was not verified.
-        pictures: the images whose logits are stored.
-        runtime: the runtime that is to compute the model.
-        precision: the precision in which the runtime computes.
-        force: whether to replace a folder of an earlier export.
-
-    Returns:
-        The folder that was written.
+    If the model was not verified, `.unverified` is appended to the name `out`. `pictures` are the images whose logits
+    are stored, and `precision` is that in which the runtime computes.
 
     Raises:
         Refused: the runtime fails, or computes other logits than the model; no folder is left.
@@ -134,9 +126,8 @@ def _write_coreml(classifier: Classifier, folder: Path, _pictures: Pictures, pre
 
     from vitkit.exporting.card import CARD, Card, instructions
     from vitkit.inference.backends.graphs import converter_input, converting, quietly, traced
-    from vitkit.inference.backends.span import WHOLE
 
-    module, images, inputs, outputs = converter_input(classifier.model, 1, WHOLE)
+    module, images, inputs, outputs = converter_input(classifier.model, 1)
     with converting(classifier.model), redirect_stderr(io.StringIO()), torch.no_grad():  # progress bars
         import coremltools
 

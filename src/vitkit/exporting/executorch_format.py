@@ -27,7 +27,7 @@ def convert(model: Model, storage: Storage) -> Any:
     """Convert a model; see `Format.convert`."""
     from vitkit.inference.backends.graphs import converter_input, converting, traced
 
-    module, images, *_ = converter_input(model, 1, storage.span)
+    module, images, *_ = converter_input(model, 1, storage.pixels)
     with converting(model):
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.span import WHOLE, Span
+from vitkit.inference.backends.pixels import Pixels
 from vitkit.text.cells import one_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Storage:
     images: Array | None = None
     keep: tuple[str, ...] = ()  # with INT8, the modules of `exportable_copy(model)` that stay in floating point
     smooth: bool = False  # whether INT8 first moves outliers of activations into the weights (SmoothQuant)
-    span: Span = WHOLE  # where the graph in the file begins and ends
+    # If not None, the graph takes pixels, and normalises them and calibrates logits by these values
+    pixels: Pixels | None = None
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,7 @@ class Format:
         import_module(self.module).save(graph, path, card)
 
     def open(self, path: Path, precision: str) -> tuple[GraphRunner, str]:
-        """Open a file for computing in a precision; return a runner and the text of the file's card.
-
-        Args:
-            path: the file.
-            precision: `float32`, `bfloat16` or `auto`.
+        """Open a file for computing in `float32`, `bfloat16` or `auto`; return a runner and the text of its card.
 
         Raises:
             VitkitError: the file contains something that vitkit never writes, so that the runtime must not read it.
@@ -138,18 +135,51 @@ def check_writable(
         raise VitkitError("exporting.package-missing", reason)
 
 
-FORMATS: dict[str, Format] = {}
-
-
-def register(form: Format) -> None:
-    """Add an export format. The command line offers it if `vitkit.cli` is imported afterwards.
-
-    Raises:
-        ValueError: a format with this name or suffix exists already.
-    """
-    if form.name in FORMATS or form.suffix in suffixes():
-        raise ValueError(f"there is a format {form.name!r} or {form.suffix!r} already")
-    FORMATS[form.name] = form
+_HOME = "vitkit.exporting"
+_RUNTIMES = ("onnx", "onnxscript", "onnxruntime")
+FORMATS: dict[str, Format] = {
+    form.name: form
+    for form in (
+        Format("onnx", "ONNX Runtime", ".onnx", "onnx", f"{_HOME}.onnx_format", PRECISIONS, _RUNTIMES),
+        Format(
+            "openvino",
+            "OpenVINO",
+            ".xml",
+            "openvino",
+            f"{_HOME}.openvino_format",
+            PRECISIONS,
+            ("openvino",),
+            extra_suffixes=(".bin",),
+        ),
+        Format(
+            "executorch",
+            "ExecuTorch",
+            ".pte",
+            "executorch",
+            f"{_HOME}.executorch_format",
+            ("float32", INT8),
+            ("executorch",),
+            "executorch",
+            has_guide=True,
+            batch=1,
+            int8="dynamic",
+        ),
+        Format(
+            "litert",
+            "LiteRT",
+            ".tflite",
+            "litert",
+            f"{_HOME}.litert_format",
+            ("float32", INT8),
+            ("litert_torch", "ai_edge_litert", "ai_edge_quantizer"),
+            "litert",
+            has_guide=True,
+            batch=1,
+            int8="dynamic",
+        ),
+        Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", PRECISIONS[:3], is_input=False),
+    )
+}
 
 
 def suffixes() -> tuple[str, ...]:
@@ -181,49 +211,3 @@ def wrong_suffix(path: Path, possible: tuple[str, ...] | None = None) -> str:
     """
     is_torchscript = path.suffix.lower() in (".pt", ".ts", ".torchscript")
     return f"{path} must end in {one_of(possible or suffixes())}" + (f": {TORCHSCRIPT}" if is_torchscript else "")
-
-
-_HOME = "vitkit.exporting"
-_RUNTIMES = ("onnx", "onnxscript", "onnxruntime")
-
-for _row in (
-    Format("onnx", "ONNX Runtime", ".onnx", "onnx", f"{_HOME}.onnx_format", PRECISIONS, _RUNTIMES),
-    Format(
-        "openvino",
-        "OpenVINO",
-        ".xml",
-        "openvino",
-        f"{_HOME}.openvino_format",
-        PRECISIONS,
-        ("openvino",),
-        extra_suffixes=(".bin",),
-    ),
-    Format(
-        "executorch",
-        "ExecuTorch",
-        ".pte",
-        "executorch",
-        f"{_HOME}.executorch_format",
-        ("float32", INT8),
-        ("executorch",),
-        "executorch",
-        has_guide=True,
-        batch=1,
-        int8="dynamic",
-    ),
-    Format(
-        "litert",
-        "LiteRT",
-        ".tflite",
-        "litert",
-        f"{_HOME}.litert_format",
-        ("float32", INT8),
-        ("litert_torch", "ai_edge_litert", "ai_edge_quantizer"),
-        "litert",
-        has_guide=True,
-        batch=1,
-        int8="dynamic",
-    ),
-    Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", PRECISIONS[:3], is_input=False),
-):
-    register(_row)

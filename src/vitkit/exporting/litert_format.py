@@ -88,7 +88,7 @@ def convert(model: Model, storage: Storage) -> bytes:
     """Convert a model; see `Format.convert`."""
     from vitkit.inference.backends.graphs import converter_input, converting
 
-    module, images, *_ = converter_input(model, 1, storage.span)
+    module, images, *_ = converter_input(model, 1, storage.pixels)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _ERRORS)  # read when the converter is imported
     with converting(model):
         import litert_torch
@@ -96,11 +96,10 @@ def convert(model: Model, storage: Storage) -> bytes:
         content: bytes = litert_torch.convert(module, (images,)).model_content()
         if storage.precision != INT8:
             return content
-        prefix = "" if storage.span.layer is None else "module."  # `module` is then a `LayerOutput`
-        return _quantized(content, module, [prefix + name for name in storage.keep])
+        return _quantized(content, module, storage.keep)
 
 
-def _quantized(content: bytes, module: nn.Module, keep: list[str]) -> bytes:
+def _quantized(content: bytes, module: nn.Module, keep: tuple[str, ...]) -> bytes:
     """Quantise linear layers and convolutions: weights per output channel, and the activations of an image at run time.
 
     The quantiser's rules select an operation by the name of its output, which may come from the activation function

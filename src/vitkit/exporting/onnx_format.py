@@ -90,7 +90,7 @@ def convert(model: Model, storage: Storage) -> Any:
     from vitkit.exporting.quantization import floating_dtype, quantize
     from vitkit.inference.backends.graphs import to_onnx
 
-    return to_onnx(model, storage.batch, floating_dtype(storage), partial(quantize, storage), storage.span)
+    return to_onnx(model, storage.batch, floating_dtype(storage), partial(quantize, storage), storage.pixels)
 
 
 def save(graph: Any, path: Path, card: str) -> None:

@@ -75,16 +75,9 @@ def write_package(
 ) -> Outcome:
     """Export a classifier as ONNX with the usual check, and write the ONNX file into a package.
 
-    Args:
-        classifier: a classifier with a model.
-        out: the file to write; its suffix determines the kind, one of `PACKAGES`.
-        pictures: the images on which the ONNX file and the model are compared.
-        about: the model card, in Markdown.
-        runtime: returns the archive of ONNX Runtime Web; called only if the package needs it.
-        force: whether to overwrite an existing file.
-        batch: the fixed number of images per batch that the ONNX file accepts; None for any number.
-        precision: the precision in which weights are stored.
-        int8: what INT8 requires; None for other precisions.
+    The suffix of `out` determines the kind, one of `PACKAGES`. `about` is the model card, in Markdown. `runtime`
+    returns the archive of ONNX Runtime Web, and is called only if the package needs it. For the other arguments, see
+    `writing.export`.
 
     Raises:
         Refused: the predictions differ, or the model has an operation that files may not contain; no file is left.

@@ -36,14 +36,8 @@ def choose_pictures(
 ) -> Pictures:
     """Choose the images on which an exported model is compared with the original.
 
-    These are validation images of `data` if it is given, and otherwise those of the run. If neither is available,
-    synthetic images are generated.
-
-    Args:
-        model: the path of the exported model; None if it is in memory.
-        data: the source of images; None for the images of the run.
-        layout: how to interpret the folders of `data`.
-        root: the folder with the run's images if they were moved.
+    These are validation images of `data` if it is given, and otherwise those of the run, the folder `model`. If neither
+    is available, synthetic images are generated. `root` is the folder with the run's images if they were moved.
 
     Raises:
         VitkitError: the data does not exist, or the root contains none of the run's images.
@@ -74,11 +68,7 @@ def pictures_of(
 ) -> Pictures:
     """Choose images of a split (None for any) that have not changed, spread evenly over the split.
 
-    Args:
-        table: the images.
-        split: the split, or None for all images.
-        contents: hash of each image's content at training time, by path; images that differ are not used.
-        max_images: the maximum number of images.
+    `contents` are the hashes of the images' contents at training time, by path.
 
     Raises:
         VitkitError: no image is left.

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from vitkit.exporting.card import CARD
 from vitkit.exporting.formats import Storage
 from vitkit.inference.backends.graph_runner import Array, GraphRunner, output_names
-from vitkit.inference.backends.graphs import LayerOutput, converting, example, traced
+from vitkit.inference.backends.graphs import converting, example, traced
 from vitkit.model.build import Model, build, classes_and_features
 from vitkit.model.layers import LogitsAndFeatures
 from vitkit.system.files import from_json, to_json
@@ -68,8 +68,6 @@ def convert(model: Model, storage: Storage) -> ExportedProgram:
         copied = build(model.config)
         copied.load_state_dict(model.state_dict())
     module: nn.Module = LogitsAndFeatures(copied, classes) if features else copied
-    if storage.span.layer is not None:
-        module = LayerOutput(module, storage.span.layer)
     wrapped = _InDtype(module.to(dtype), dtype).eval().requires_grad_(requires_grad=False)
     with converting(model):
         return traced(wrapped, example(model, storage.batch), storage.batch)

@@ -8,8 +8,6 @@ the error, and contain 2 % of the products (docs/log.md).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -85,8 +83,17 @@ def rank_by_sensitivity(module: nn.Module, images: Array) -> list[str]:
     errors = {}
     ranked = {name: layer for name, layer in layers(module).items() if name not in kept}
     for name, layer in ranked.items():
-        with _rounded(layer):
+        weight: Any = layer.weight
+        exact = weight.clone()
+        largest = weight.abs().flatten(1).amax(dim=1).clamp_min(1e-12)  # of each output channel
+        step = largest.reshape(-1, *[1] * (weight.ndim - 1)) / 127
+        weight.copy_((weight / step).round() * step)
+        hook = layer.register_forward_pre_hook(_round_input)
+        try:
             errors[name] = F.mse_loss(_logits(module(sample)), expected).item()
+        finally:
+            hook.remove()
+            weight.copy_(exact)
         progress("ranking layers", len(errors), len(ranked))
     return sorted(errors, key=lambda name: -errors[name])
 
@@ -95,24 +102,9 @@ def _logits(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
     return outputs if isinstance(outputs, Tensor) else outputs[0]
 
 
-@contextmanager
-def _rounded(layer: nn.Module) -> Iterator[None]:
-    """Round the weights of a layer, per output channel, and its inputs, per tensor, to 256 values."""
-    weight: Any = layer.weight
-    exact = weight.clone()
-    largest = weight.abs().flatten(1).amax(dim=1).clamp_min(1e-12)  # of each output channel
-    step = largest.reshape(-1, *[1] * (weight.ndim - 1)) / 127
-    weight.copy_((weight / step).round() * step)
-
-    def round_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        x = inputs[0]
-        low, high = x.min().clamp_max(0), x.max().clamp_min(0)
-        step = ((high - low) / 255).clamp_min(1e-12)
-        return ((x / step).round() * step, *inputs[1:])
-
-    hook = layer.register_forward_pre_hook(round_input)
-    try:
-        yield
-    finally:
-        hook.remove()
-        weight.copy_(exact)
+def _round_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Round the input of a layer to 256 values between its smallest and its largest."""
+    x = inputs[0]
+    low, high = x.min().clamp_max(0), x.max().clamp_min(0)
+    step = ((high - low) / 255).clamp_min(1e-12)
+    return ((x / step).round() * step, *inputs[1:])

@@ -24,12 +24,11 @@ from vitkit.exporting.card import Card, instructions
 from vitkit.exporting.comparison import COSINE, AccuracyChange, LogitComparison, Refused, accuracy_change, compare
 from vitkit.exporting.formats import INT8, Format, Storage, format_of
 from vitkit.exporting.loading import Exported, load_exported
-from vitkit.exporting.locating import explain_difference
 from vitkit.exporting.pictures import Pictures
 from vitkit.exporting.quantization import first_and_last, rank_by_sensitivity
 from vitkit.inference.backends.graph_runner import Array
 from vitkit.inference.backends.graphs import exportable_copy
-from vitkit.inference.backends.span import Pixels, Span
+from vitkit.inference.backends.pixels import Pixels
 from vitkit.model.build import with_features
 from vitkit.profiling.speed import interleave
 from vitkit.system.files import exclusive, staged
@@ -96,16 +95,10 @@ def export(
 ) -> Outcome:
     """Export a classifier to a file, after a check that the file predicts in the same way as the classifier.
 
-    Args:
-        classifier: a classifier with a model.
-        out: the path of the file. Its suffix determines the format, one of the `FORMATS`.
-        pictures: the images on which the file and the model are compared.
-        force: whether to overwrite existing files.
-        batch: the fixed number of images per batch that the file accepts; None for any number, if the format can.
-        precision: the precision in which weights are stored: one of `PRECISIONS`.
-        int8: what INT8 requires; None for other precisions.
-        with_preprocess: whether normalisation and calibration are part of the graph: it takes pixels, and also returns
-            probabilities.
+    The suffix of `out` determines the format, one of the `FORMATS`. The file and the model are compared on `pictures`.
+    `batch` is the fixed number of images per batch that the file accepts; None for any number, if the format can.
+    `precision`, one of `PRECISIONS`, is that of the stored weights; `int8` is only for INT8. If `with_preprocess`,
+    normalisation and calibration are part of the graph: it takes pixels, and also returns probabilities.
 
     Raises:
         Refused: the predictions differ, or the model has an operation that files may not contain; no file is left.
@@ -125,7 +118,7 @@ def export(
             raise VitkitError("exporting.pixels-unsupported", reason)
         is_multi_label = card.thresholds is not None
         pixels = Pixels(card.preprocess.mean, card.preprocess.std, card.temperature, is_multi_label)
-    storage = Storage(precision, form.batch or batch, None if int8 is None else int8.images, span=Span(pixels))
+    storage = Storage(precision, form.batch or batch, None if int8 is None else int8.images, pixels=pixels)
     with _staged(out, form, force=force) as temporary:
         trial = _Trial(classifier, form, temporary, card, pictures)
         if int8 is None:
@@ -156,20 +149,8 @@ class _Trial:
         self.model_card = self.card = card  # with INT8, values in the card of the file are fitted again
         self.model = with_features(classifier.model) if card.features else classifier.model
         self.seconds = 0.0
-
-    @cached_property
-    def _read(self) -> tuple[list[Tensor], list[int]]:
-        return read_pictures(self.classifier, self.pictures)
-
-    @property
-    def images(self) -> list[Tensor]:
-        """The preprocessed images of the comparison, each (C, height, width)."""
-        return self._read[0]
-
-    @cached_property
-    def has_class(self) -> Tensor | None:
-        """Whether each image has each class, (B, K); None if this is unknown."""
-        return _has_class(self.pictures, self._read[1], self.card.classes)
+        self.images, indices = read_pictures(classifier, pictures)  # each (C, height, width)
+        self.has_class = _has_class(pictures, indices, card.classes)  # (B, K); None if this is unknown
 
     @cached_property
     def model_logits(self) -> Tensor:
@@ -214,10 +195,11 @@ class _Trial:
             comparison = compare(self.model_logits, file_logits, self.card)
             comparison.check(self.pictures.description)
         except Refused as error:
-            where = explain_difference(self.form, self.model, storage, self.images, self.path)
-            raise Refused(error.code, f"the file does not predict as the model does: {error}; {where}") from error
+            float32 = "" if self.card.dtype == "float32" else "--precision float32, or "
+            reason = f"the file does not predict as the model does: {error}; use {float32}another format"
+            raise Refused(error.code, reason) from error
         pixels = torch.stack(images[:_FEATURES]).numpy()
-        if storage.span.pixels is not None:  # the file computes probabilities itself
+        if storage.pixels is not None:  # the file computes probabilities itself
             difference = np.abs(exported.answer(pixels) - exported.runner.probabilities(pixels)).max()
             if not difference <= _MAX_ROUNDING:
                 reason = f"the file computes other probabilities than its logits have: up to {difference:.2g}"

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
@@ -349,8 +348,3 @@ class TextConfig:
     end: int | None = None  # the id of the token that is read if `pool` is `end`
     projection_size: int  # P, the dimension of the text vectors
     projection_bias: bool
-
-
-def normalise(vectors: Tensor) -> Tensor:
-    """Normalise vectors (..., P) to length 1."""
-    return F.normalize(vectors, dim=-1)

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.table import without_invisible
 from vitkit.errors import VitkitError
-from vitkit.language.text_files import TextEncoder, TextEncoderInfo, inspect_text_encoder, normalise, read_text_encoder
+from vitkit.language.text_files import TextEncoder, TextEncoderInfo, inspect_text_encoder, read_text_encoder
 from vitkit.language.tokenizer import Tokenizer, read_tokenizer
 from vitkit.model.build import Model, build_with_weights, stored_weights, vit_of
 from vitkit.model_folder import DESCRIPTION, is_model_folder
@@ -146,13 +147,13 @@ class ImagesAndWords:
                         "the tokenizer belongs to another model than the text encoder, which does not know some of its "
                         "tokens; use the tokenizer that was published with the weights",
                     )
-                vectors.append(normalise(tower(tokens)))
+                vectors.append(F.normalize(tower(tokens), dim=-1))
         return torch.cat(vectors)
 
     def class_vectors(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
         """Return the vectors of classes, (K, P): normalised means over the templates (CLIP, sec. 3.1.4)."""
         vectors = [self.vectors([template.replace("{}", name) for name in classes]) for template in templates]
-        return normalise(torch.stack(vectors).mean(dim=0))
+        return F.normalize(torch.stack(vectors).mean(dim=0), dim=-1)
 
     def classifier(
         self, classes: Sequence[str], templates: Sequence[str] = (), *, one: bool | None = None

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.profiling.model_info import UTILISATION, ModelInfo, Product, core_days, describe
+    from vitkit.profiling.model_info import ModelInfo, Product, describe
     from vitkit.profiling.speed import Ceiling, Contender, Quartiles, Speed, Timing, compare, drift_of
-    from vitkit.profiling.speed import interleave, open_backends, products, random_model, resident_bytes
+    from vitkit.profiling.speed import interleave, open_backends, products, random_model
     from vitkit.profiling.speed import row, stopwatch_for, wall_seconds
 else:
     __getattr__ = lazily(__name__)

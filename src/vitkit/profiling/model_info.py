@@ -456,14 +456,3 @@ class _StageFactory:
         except AttributeError:
             return 0
         return sum(parameter.numel() for parameter in parameters)
-
-
-# --- The unit of the paper ------------------------------------------------------------------------------------
-
-UTILISATION = 0.4  # the assumed fraction of the peak of a core
-_TPU_V3_CORE = 61.5e12  # FLOP/s in bfloat16, half a chip's (https://cloud.google.com/tpu/docs/v3)
-
-
-def core_days(flops: float) -> float:
-    """Convert FLOPs to TPUv3-core-days, the unit of the paper's Table 2, for cores at UTILISATION of their peak."""
-    return flops / (UTILISATION * _TPU_V3_CORE) / 86_400

@@ -172,30 +172,22 @@ def _round(value: float) -> float:
     return float(f"{value:.4g}")  # times are not more precise
 
 
-@dataclass(frozen=True)
-class OpenedBackends:
-    """The backends that work on this machine, and the reasons why others do not."""
-
-    contenders: list[Contender]  # in the requested order
-    memory: Mapping[str, int]  # by `Contender.key`, the bytes by which the process grew at the backend's first use
-    missing: Mapping[str, str]  # reasons by backend and precision, such as `onnx float32`
-
-
 def open_backends(
     model: Model, requested: Sequence[tuple[str, str]], images: Tensor, device: str = "auto"
-) -> OpenedBackends:
+) -> tuple[list[Contender], dict[str, str]]:
     """Open the requested pairs of backend and precision that work on this machine.
 
     Each backend computes the images (B, C, height, width) once.
+
+    Returns:
+        The contenders, in the requested order, and the reasons why others do not work, by name, such as `onnx float32`.
     """
     from vitkit.inference.backends import open_runner
 
-    contenders: list[Contender] = []
-    memory: dict[str, int] = {}
+    contenders: dict[str, Contender] = {}
     missing: dict[str, str] = {}
     for done, (backend, precision) in enumerate(requested):
         progress(f"preparing {backend} {precision}", done, len(requested))
-        before = resident_bytes()
         try:
             # If no number of images is given, eager float32 is the model itself.
             runner = open_runner(model, backend, precision, images=None, device=device)
@@ -203,19 +195,9 @@ def open_backends(
         except (VitkitError, ImportError) as error:
             missing[f"{backend} {precision}"] = str(error)
             continue
-        after = resident_bytes()
         contender = Contender(f"vitkit {runner.backend}", runner.precision, runner)
-        if contender.key not in memory:
-            contenders.append(contender)
-            memory[contender.key] = max(after - before, 0)
-    return OpenedBackends(contenders, memory, missing)
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
+        contenders.setdefault(contender.key, contender)
+    return list(contenders.values()), missing
 
 
 def wall_seconds(work: Work) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.reporting.comparison import draw_lines, draw_suite, pictures_of, pictures_of_experiment
+    from vitkit.reporting.comparison import draw_lines, pictures_of, pictures_of_experiment
     from vitkit.reporting.comparison import verdict_of_comparison, write_comparison, write_trained_comparison
     from vitkit.reporting.dataset_report import verdict_of_data, write_checkup, write_drift
     from vitkit.reporting.evaluation_report import VIEWS_FOLDER, write_evaluation, write_predictions, write_report

@@ -27,10 +27,9 @@ from vitkit.text.pages import data_uri, from_template, new_figure, split_level, 
 from vitkit.text.verdict import Level, Verdict
 
 _ABOUT = (
-    "Accuracy, calibration error and log loss are means over seeds; the other figures are medians. Epochs and seconds "
-    "to 90 % and to the best refer to validation accuracy. Training speed includes validation. Prediction is timed for "
-    "all models in turn, in one process, with the plain model in float32 and without reading files. A dash means not "
-    "measured or not reached."
+    "Accuracy, calibration error and log loss are means over seeds; the other figures are medians. Training speed "
+    "includes validation. Prediction is timed for all models in turn, in one process, with the plain model in float32 "
+    "and without reading files. A dash means not measured."
 )
 
 _TEMPLATE = Path(__file__).parent / "templates" / "comparison.html"
@@ -38,7 +37,6 @@ _MAX_PLAIN_NAME = 18  # characters of the longest name that is not replaced by a
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
 _MAX_IN_TWO_COLUMNS, _MAX_IN_ONE_COLUMN = 22, 52  # maximum length of a name in a legend with two columns, and with one
-_MAX_BELOW = 44  # characters of all names below a picture; longer names are slanted
 _BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", "Accuracy by computation"
 _MARKERS = "osD^vP*X"
 Model = Mapping[str, Any]
@@ -60,15 +58,6 @@ def write_comparison(
     chosen = f", which were used to choose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
     over = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
     drawn = _pictures(models)
-    for stress in figures.get("stress", []):
-        figure, axis = _empty_axes([model["name"] for model in models])
-        for place, model in enumerate(models):
-            measured = stress["models"][model["name"]]
-            rows_of_model = zip(measured["accuracy"], measured["interval"], strict=True)
-            points = [{"accuracy": accuracy, "interval": interval} for accuracy, interval in rows_of_model]
-            _draw_line(axis, stress["strengths"], points, model["name"], place)
-        _label_axes(figure, axis, stress["unit"], "accuracy on held-out images")
-        drawn.append((f"Under stress: {stress['title']}", figure, stress["about"]))
     body = from_template(
         _TEMPLATE,
         data=figures["data"],
@@ -317,21 +306,6 @@ def by_compute(models: Sequence[Model]) -> Figure:
     return _label_axes(figure, axis, "FLOPs of a training", "accuracy on held-out images")
 
 
-def draw_suite(figures: Mapping[str, Any]) -> Figure:
-    """Plot the accuracy of each model on each data set of suite.json, with 95 % intervals, side by side."""
-    models, data = figures["models"], figures["data"]
-    figure, axis = _empty_axes([model["name"] for model in models], width=max(_SIZE[0], 0.7 * len(data) + 1.5))
-    for place, model in enumerate(models):
-        results = {column: model["by_data"][name] for column, name in enumerate(data) if name in model["by_data"]}
-        shift = 0.5 * ((place + 0.5) / len(models) - 0.5)
-        x = [column + shift for column in results]
-        _draw_line(axis, x, list(results.values()), model["name"], place, linestyle="none")
-    names = [legend_name(name) for name in data]
-    is_short = sum(map(len, names)) < _MAX_BELOW
-    axis.set_xticks(range(len(data)), names, rotation=0 if is_short else 30, ha="center" if is_short else "right")
-    return _label_axes(figure, axis, "", "accuracy on held-out images")
-
-
 def _runs_on_most_data(model: Model) -> list[Mapping[str, Any]]:
     # The runs with a learning curve on the largest fraction of the data, which is the last one.
     largest = model["by_fraction"][-1]["fraction"]
@@ -349,14 +323,13 @@ def _draw_line(
     points: Sequence[Mapping[str, Any]],
     name: str,
     place: int,
-    **style: Any,
 ) -> None:
     # A line through the accuracies of `points` with their 95 % intervals. Its number, `place`, determines its style.
     y = [point["accuracy"] for point in points]
     below = [max(point["accuracy"] - point["interval"][0], 0.0) for point in points]
     above = [max(point["interval"][1] - point["accuracy"], 0.0) for point in points]
     marker = _MARKERS[place % len(_MARKERS)]
-    style, label = {**_line_style(place), **style}, legend_name(name, _MAX_IN_ONE_COLUMN)
+    style, label = _line_style(place), legend_name(name, _MAX_IN_ONE_COLUMN)
     axis.errorbar(x, y, yerr=[below, above], **style, label=label, marker=marker, capsize=3, markersize=5)
 
 
@@ -371,9 +344,9 @@ def _percent(value: float, _place: int | None = None) -> str:
     return f"{100 * value:.4g} %"
 
 
-def _empty_axes(names: Sequence[str], width: float = _SIZE[0]) -> tuple[Figure, Axes]:
+def _empty_axes(names: Sequence[str]) -> tuple[Figure, Axes]:
     columns = 2 if max(map(len, names)) <= _MAX_IN_TWO_COLUMNS else 1
-    figure = new_figure(width, _SIZE[1] + _ROW * -(-len(names) // columns))
+    figure = new_figure(_SIZE[0], _SIZE[1] + _ROW * -(-len(names) // columns))
     return figure, figure.subplots()
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -243,34 +243,21 @@ def start_time_of(process: int) -> str:
 # user's script a second time and thereby run it again. A worker ends when its pipe is closed. Therefore no worker is
 # left if its parent process is killed.
 
-_END = object()
-
 
 class Worker:
     """A process that runs a module of vitkit, which must call `serve_calls`.
 
     Args:
         module: the full name of the module.
-        environment: environment variables to set in addition to those of this process.
         is_quiet: whether to discard what the worker prints to stderr.
-        is_detached: whether the worker does not receive Ctrl-C from the terminal of this process.
     """
 
-    def __init__(
-        self,
-        module: str,
-        *,
-        environment: Mapping[str, str] | None = None,
-        is_quiet: bool = False,
-        is_detached: bool = False,
-    ) -> None:
+    def __init__(self, module: str, *, is_quiet: bool = False) -> None:
         self._process = subprocess.Popen(  # noqa: S603  # this program
             python_command(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if is_quiet else None,
-            env={**os.environ, **(environment or {})},
-            **(detached_options() if is_detached else {}),
         )
 
     def call(self, argument: Any) -> Any:
@@ -297,35 +284,18 @@ class Worker:
             self._process.wait()
 
 
-def serve_calls(function: Callable[[Any], Any], *, stops_at_end: bool = False) -> None:
-    """Run `function` for each call of the parent process (`Worker.call`) until the pipe is closed.
-
-    With `stops_at_end`, a call in progress is stopped by SIGTERM when the pipe is closed.
-    """
+def serve_calls(function: Callable[[Any], Any]) -> None:
+    """Run `function` for each call of the parent process (`Worker.call`) until the pipe is closed."""
     import pickle  # imported here, so that commands without workers start faster
-    from queue import SimpleQueue
 
     results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get between the results
-    pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
-    # A process that is forked from this one closes its sys.stdin. It would wait forever if a thread were reading it.
-    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123
-    calls: SimpleQueue[Any] = SimpleQueue()
-    is_busy = threading.Event()
-
-    def read() -> None:
-        with suppress(EOFError, OSError, pickle.PickleError):
-            while True:
-                calls.put(pickle.load(pipe))  # noqa: S301  # from the process that started this one
-        calls.put(_END)
-        if stops_at_end and is_busy.is_set():
-            signal_this_process(signal.SIGTERM)
-
-    threading.Thread(target=read, daemon=True).start()
-    while (argument := calls.get()) is not _END:
-        is_busy.set()
+    while True:
+        try:
+            argument = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that started this one
+        except (EOFError, OSError, pickle.PickleError):
+            return
         result = function(argument)
-        is_busy.clear()
         try:
             pickle.dump(result, results)
             results.flush()

@@ -1,6 +1,6 @@
 """Draw matplotlib figures, and write pages: self-contained HTML files without external resources, which open offline.
 
-Functions that draw get their figure from `new_figure`. With `drawing_on`, it returns another figure: one of pyplot,
+Functions that draw get their figure from `new_figure`. Within `plot_picture`, it returns another figure: one of pyplot,
 which notebooks display, or a part of a larger figure. `as_file` returns the content of a PNG, SVG or PDF file, and
 `to_png` and `to_svg` return pictures for a page. `write_page` writes a page from fragments of HTML, and the functions
 below it return such fragments. Importing this module does not import matplotlib.
@@ -15,18 +15,16 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from html import escape, unescape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import write_text
-from vitkit.text.cells import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -35,23 +33,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, FigureBase
 
 F = TypeVar("F", bound="FigureBase")
-Fonts = Literal["sans", "latex"]
 KINDS = (".png", ".svg", ".pdf")
 DPI = 110  # of figures in pages
 _PRINTED_DPI = 300  # of PNG files, and of photographs within the others
 # Text stays text, which can be searched and edited; with \includesvg it even gets the fonts of the LaTeX document.
 _AS_TEXT: Any = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "vitkit"}
-# STIX is the Times-like font that comes with matplotlib and has all the letters of Latin, Greek and Cyrillic. Computer
-# Modern comes with it too, but without accents, and with other characters in the places of `<`, `>` and `_`.
-_LATEX: Any = {"font.family": ["STIXGeneral", "DejaVu Sans"], "mathtext.fontset": "stix", "axes.titlesize": "medium"}
-# SVG viewers without STIX fall back to fonts with letters of similar width.
-_STIX, _STIX_AND_SIMILAR = "'STIXGeneral'", "'STIXGeneral', 'STIX Two Text', 'Times New Roman', 'Liberation Serif'"
 
 _figure: ContextVar[Callable[..., Any] | None] = ContextVar("figure", default=None)
 
 
 def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
-    """Return a figure to draw on: the one that `drawing_on` has set, or otherwise a new figure outside of pyplot.
+    """Return a figure to draw on: the one that `plot_picture` has set, or otherwise a new figure outside of pyplot.
 
     A new figure has this width and height in inches, and needs no display.
     """
@@ -59,21 +51,6 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
 
     make = _figure.get() or Figure
     return make(figsize=(width, height), layout=layout)
-
-
-@contextmanager
-def drawing_on(figure: FigureBase | None) -> Iterator[None]:
-    """Within a `with` block, make `new_figure` return this figure, or a new figure of pyplot if `figure` is None."""
-    if figure is None:
-        from matplotlib import pyplot
-
-        token = _figure.set(pyplot.figure)
-    else:
-        token = _figure.set(lambda **_: figure)
-    try:
-        yield
-    finally:
-        _figure.reset(token)
 
 
 def whole_numbers(axis: Axis) -> None:
@@ -95,68 +72,48 @@ _FONTS = (
     *("Arial Unicode MS", "Noto Sans Devanagari", "Nirmala UI", "Noto Sans Thai", "Leelawadee UI", "Loma", "Tahoma"),
     *("Noto Sans Arabic", "Noto Naskh Arabic", "Geeza Pro", "Noto Emoji", "Symbola", "Segoe UI Emoji", "GNU Unifont"),
 )
-_NUMBERS: dict[str, int] = {}  # for words that no installed font can show: the numbers that pictures show instead
-_LOGGED: set[str] = set()  # the words whose numbers have been logged
 _LAST_LATIN = 0x24F  # the last character of the Latin scripts
 
 
 def shorten(name: str, max_length: int = 22) -> str:
-    """Return a name as a picture can show it: in one line of at most `max_length` characters, escaped for matplotlib.
-
-    A word with a character that no installed font has becomes a number, and `with_all_letters` logs what it stands for.
-    """
-    words = name.encode(errors="replace").decode().split()  # the name of a folder may not be UTF-8
-    fonts = []
-    if any(ord(character) > _LAST_LATIN for character in name):
-        from matplotlib.font_manager import get_font
-
-        fonts = [get_font(file) for file in _installed_fonts().values()]
-    for i, word in enumerate(words):
-        codes = [ord(character) for character in word if ord(character) > _LAST_LATIN] if fonts else []
-        if not all(any(font.get_char_index(code) for font in fonts) for code in codes):
-            words[i] = f"[{_NUMBERS.setdefault(word, len(_NUMBERS) + 1)}]"
-    text = " ".join(words)
+    """Return a name as a picture can show it: one line of at most `max_length` characters, escaped for matplotlib."""
+    text = " ".join(name.encode(errors="replace").decode().split())  # the name of a folder may not be UTF-8
     text = text if len(text) <= max_length else text[: max_length - 1] + "…"
     return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
 
 
-def _installed_fonts() -> dict[str, str]:
-    """Return the files of the installed fonts of `_FONTS`, by name."""
-    from matplotlib.font_manager import fontManager
-
-    files = {font.name: font.fname for font in fontManager.ttflist}
-    return {name: files[name] for name in _FONTS if name in files}
-
-
 def with_all_letters(figure: F) -> F:
     """Add installed fallback fonts to texts with characters beyond Latin, and return the figure."""
+    from matplotlib.font_manager import fontManager, get_font
     from matplotlib.text import Text
 
     texts: list[Text] = figure.findobj(Text)
-    others = [text for text in texts if any(ord(character) > _LAST_LATIN for character in text.get_text())]
-    for text in others:
-        text.set_fontfamily([*text.get_fontfamily(), *_installed_fonts()])
-    if legend := [f"[{number}] = {word}" for word, number in _NUMBERS.items() if word not in _LOGGED]:
-        _LOGGED.update(_NUMBERS)
-        why = "note: no installed font has all characters of some names, so pictures show numbers instead"
-        install = "install one that has them, such as Noto Sans CJK"
-        logging.getLogger(__name__).warning("%s", visible(f"{why} ({install}): {', '.join(legend)}"))
+    letters = {text: {ord(letter) for letter in text.get_text() if ord(letter) > _LAST_LATIN} for text in texts}
+    if others := [text for text, codes in letters.items() if codes]:
+        files = {font.name: font.fname for font in fontManager.ttflist if font.name in _FONTS}
+        for text in others:
+            text.set_fontfamily([*text.get_fontfamily(), *(name for name in _FONTS if name in files)])
+        fonts = [get_font(file) for file in files.values()]
+        if not all(any(font.get_char_index(code) for font in fonts) for code in set().union(*letters.values())):
+            _note_missing_letters()
     return figure
 
 
-def as_file(draw: Callable[[], Figure], kind: str, fonts: Fonts = "sans") -> bytes:
-    """Draw a picture, and return the content of a .png, .svg or .pdf file. The same picture gives the same bytes.
+@cache
+def _note_missing_letters() -> None:  # once
+    logging.getLogger(__name__).warning(
+        "note: no installed font has all characters of some names, so pictures show boxes instead: install one that "
+        "has them, such as Noto Sans CJK"
+    )
 
-    With the fonts `latex`, the text is in a serif font.
-    """
+
+def as_file(draw: Callable[[], Figure], kind: str) -> bytes:
+    """Draw a picture, and return the content of a .png, .svg or .pdf file. The same picture gives the same bytes."""
     from matplotlib import rc_context
 
-    if fonts not in get_args(Fonts):
-        raise VitkitError("text.value-wrong", f"fonts must be {' or '.join(get_args(Fonts))}, not {fonts!r}")
     metadata: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    with rc_context(_AS_TEXT | (_LATEX if fonts == "latex" else {})):
-        content = _rendered(draw(), kind[1:], dpi=_PRINTED_DPI, metadata=metadata.get(kind))
-    return content.replace(_STIX.encode(), _STIX_AND_SIMILAR.encode()) if kind == ".svg" else content
+    with rc_context(_AS_TEXT):
+        return _rendered(draw(), kind[1:], dpi=_PRINTED_DPI, metadata=metadata.get(kind))
 
 
 def to_png(drawn: Figure) -> bytes:
@@ -197,10 +154,21 @@ def choose_picture(pictures: Mapping[str, Callable[[], Figure]], name: str | Non
 def plot_picture(
     pictures: Mapping[str, Callable[[], Figure]], name: str | None, what: str, figure: FigureBase | None
 ) -> list[Axes]:
-    """Draw a picture of a result onto a figure, and return its axes. See `choose_picture` and `drawing_on`."""
+    """Draw a picture of a result, and return its axes; see `choose_picture` for the first arguments.
+
+    It is drawn onto `figure`, or onto a new figure of pyplot if `figure` is None.
+    """
     draw = choose_picture(pictures, name, what)
-    with drawing_on(figure):
+    if figure is None:
+        from matplotlib import pyplot
+
+        token = _figure.set(pyplot.figure)
+    else:
+        token = _figure.set(lambda **_: figure)
+    try:
         return list(with_all_letters(draw()).axes)
+    finally:
+        _figure.reset(token)
 
 
 def checked_suffix(target: Path, suffixes: tuple[str, ...], *, or_folder: bool = False) -> str:
@@ -242,13 +210,8 @@ class Live:
 def write_page(path: Path, title: str, body: str | Sequence[str], live: Live | None = None) -> None:
     """Write an HTML page, completely or not at all.
 
-    The page's Content-Security-Policy forbids all requests, and all scripts except those of the page itself.
-
-    Args:
-        path: the file to write.
-        title: the title of the page, as plain text.
-        body: the content of the page as HTML, such as that of `from_template`, or fragments of HTML.
-        live: the interactive part; None if there is none.
+    The title is plain text, and the body HTML, such as that of `from_template`, or fragments of HTML. The page's
+    Content-Security-Policy forbids all requests, and all scripts except those of the page itself.
     """
     content = body if isinstance(body, str) else "\n".join(body)
     styles = LOOK.read_text(encoding="utf-8") + ("" if live is None else live.styles)
@@ -374,13 +337,9 @@ def decimals(value: float | None) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), words: Collection[str] = ()) -> str:
-    """Return an HTML table.
+    """Return an HTML table, whose cells and headings are HTML.
 
-    Args:
-        rows: the cells of each row, as HTML.
-        header: the headings, as HTML. If there are any, all columns except the first and those in `words` are formatted
-            as numbers.
-        words: the headings of columns that contain text instead of numbers.
+    If there is a header, all columns except the first and those with headings in `words` are formatted as numbers.
     """
 
     def line(cells: Sequence[str], tag: str) -> str:

@@ -39,7 +39,6 @@ COLUMNS = {  # keys of a row, with the heading and the format of the column
     "share_of_ceiling": ("ceiling", "{:.0%}"),
     "largest_difference": ("drift", "{:.1e}"),
     "same_top1": ("top-1", "{:.1%}"),
-    "memory_mib": ("MiB", "{:.0f}"),
 }
 
 
@@ -65,8 +64,7 @@ def bench(
 
     Each round times all backends in turn. The table shows the speed relative to eager float32, and the speed as a
     fraction of the ceiling. The ceiling is the speed of the model's matrix products alone. The table also shows the
-    largest difference of the logits from float32, the fraction of predictions that are the same as in float32, and the
-    memory of each backend.
+    largest difference of the logits from float32, and the fraction of predictions that are the same as in float32.
 
         import vitkit
 
@@ -198,21 +196,20 @@ def _measure(
 
     images = _images(model, min(sizes))
     wanted = [(backend, precision) for backend in backends or BACKENDS for precision in precisions]
-    reference = open_backends(model, [("eager", "float32")], images, device)
-    others = open_backends(model, [pair for pair in wanted if pair != ("eager", "float32")], images, device)
-    if backends is not None and others.missing:
-        name, reason = next(iter(others.missing.items()))
+    reference, _ = open_backends(model, [("eager", "float32")], images, device)
+    others, missing = open_backends(model, [pair for pair in wanted if pair != ("eager", "float32")], images, device)
+    if backends is not None and missing:
+        name, reason = next(iter(missing.items()))
         raise VitkitError("verbs.backend-unavailable", f"--backends {name.split()[0]} does not work here: {reason}")
-    for left_out, reason in others.missing.items():
+    for left_out, reason in missing.items():
         note(f"{left_out} is left out: {reason}")
-    contenders, memory = [*reference.contenders, *others.contenders], {**reference.memory, **others.memory}
-    target, rows = torch.device(choose_device(device)), []
+    contenders, rows = [*reference, *others], []
+    target = torch.device(choose_device(device))
     for batch in sizes:
         speeds = compare(model, contenders, _images(model, batch), batch, rounds, target)
         eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
-        for contender, speed in zip(contenders, speeds, strict=True):
-            rows.append(row(speed, {_RATIO: eager}) | {"memory_mib": round(memory[contender.key] / 2**20)})
-    return rows, dict(others.missing)
+        rows += [row(speed, {_RATIO: eager}) for speed in speeds]
+    return rows, missing
 
 
 def _images(model: Model, batch: int) -> Tensor:

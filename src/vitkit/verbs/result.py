@@ -16,7 +16,7 @@ from vitkit.model.config import suggest
 from vitkit.system.files import path_or_address, replacing
 from vitkit.system.logger import log
 from vitkit.text.cells import harmless
-from vitkit.text.pages import KINDS, Fonts, as_file, checked_suffix, choose_picture, plot_picture
+from vitkit.text.pages import KINDS, as_file, checked_suffix, choose_picture, plot_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -150,7 +150,7 @@ class Result:
         """
         return plot_picture(self.pictures(), picture, self._kind, figure)
 
-    def save(self, target: str | Path, picture: str | None = None, fonts: Fonts = "sans") -> Path:
+    def save(self, target: str | Path, picture: str | None = None) -> Path:
         """Write a picture of the result (.png, .svg, .pdf) or its table (.tex, .csv), and return the path.
 
         SVG and PDF files contain text as text, not as outlines. LaTeX's `\\includesvg` sets this text in the fonts of
@@ -159,7 +159,6 @@ class Result:
         Args:
             target: the file, whose suffix is its format. An existing file is replaced.
             picture: the caption of the picture, one of `pictures`; by default the first.
-            fonts: `latex` sets the text of a picture in a serif font like that of LaTeX documents.
 
         Raises:
             VitkitError: the suffix is not one of these, or the result has no such picture or no table.
@@ -172,7 +171,7 @@ class Result:
         elif kind == ".csv":
             content = csv_table(self.rows()).encode()
         else:
-            content = as_file(choose_picture(self.pictures(), picture, self._kind), kind, fonts)
+            content = as_file(choose_picture(self.pictures(), picture, self._kind), kind)
         with replacing(target) as temporary:
             temporary.write_bytes(content)
         return target

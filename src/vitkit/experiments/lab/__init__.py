@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.evaluation import images_in_words
 from vitkit.model import ViTConfig, is_network_name
-from vitkit.text import aligned, plural, sentence
+from vitkit.text import aligned, sentence
 from vitkit.training import Recipe, flatten_fields
 from vitkit.verbs import Result
 
@@ -145,9 +144,7 @@ def result_of(
 ) -> Result:
     """Return the result of an experiment, as `vitkit.lab` describes it."""
     pictures: dict[str, Callable[[], Figure]]  # as in the paper, by caption
-    if figures.get("preset") == "paper" and folder is None:  # only the cost was computed
-        pictures = {}
-    elif isinstance(experiment, Measurement) and experiment.draw is not None:
+    if isinstance(experiment, Measurement) and experiment.draw is not None:
         pictures = experiment.draw(figures, arrays or {})
     else:
         from vitkit.reporting import draw_lines, pictures_of_experiment
@@ -207,16 +204,6 @@ def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ..
         row += [f"{variant['parameters']:,}", f"{variant['gmacs']:.3g}"]
         rows.append(row + ([variant["paper"] or "-"] if ablation.column else []))
     return (*headings, *([f"paper: {ablation.column}"] if ablation.column else [])), tuple(map(tuple, rows))
-
-
-def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
-    """Return the remarks on an ablation: summary, test images, findings, verdicts, and whether the claims held."""
-    seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
-    images = images_in_words(figures["test_images"], figures["split"])
-    test = f"{images}, {plural(seeds, 'seed', 'seeds')}; the most frequent class alone: {chance:.1f} %"
-    claims = [f"claim {claim['outcome']}: {claim['claim']}" for claim in figures["claims"]]
-    verdicts = (pair["verdict"] for pair in figures["pairs"])
-    return (summary_of(figures["pairs"], seeds), test, *figures["findings"], *verdicts, *claims)
 
 
 def outcome_of(pair: Mapping[str, Any], seeds: int) -> Literal[-1, 0, 1]:

@@ -475,12 +475,12 @@ def draw_images(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.N
 
 
 MAX_IMAGES = 128  # the number of images that the paper averages over
-MIN_LAYERS = 5  # with fewer layers, the smallest possible p-value exceeds 5 %
 
 
 def measure_attention_distance(subject: Subject) -> Measured:
     """Measure the attention distance of each layer in pixels: the mean, smallest and largest value of its heads."""
     import numpy as np
+    import torch
 
     from vitkit.experiments.comparison_images import Measured
     from vitkit.explanation import (
@@ -493,7 +493,15 @@ def measure_attention_distance(subject: Subject) -> Measured:
 
     model = unwrap_compiled(subject.classifier.model)
     config = model.config
-    images, image_notes = subject.pictures(MAX_IMAGES)
+    table = subject.table.of_split(subject.held_out)
+    if not len(table):
+        raise VitkitError(
+            "experiments.test-images-few",
+            f"no images are held out (of {len(subject.table)} in all): hold out some, or add images",
+        )
+    count = min(len(table), MAX_IMAGES)
+    files = [table.file(i * len(table) // count) for i in range(count)]
+    images = torch.stack([subject.classifier.read(file) for file in files])
     distance = attention_distance(model, images).astype(float)  # (L, H), pixels
     uniform = uniform_distance(model)
     rows = []
@@ -504,10 +512,9 @@ def measure_attention_distance(subject: Subject) -> Measured:
     layers = np.flatnonzero(np.isfinite(distance).all(axis=1))
     first, last = distance[layers[0]], distance[layers[-1]]
     far_heads = int((first > uniform / 2).sum())
-    trend = trend_with_depth(distance[layers].mean(axis=1))
     lines = [
-        f"{trend}; {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
-        *image_notes,
+        f"mean distance: {first.mean():.1f} pixels in the first layer, {last.mean():.1f} in the last",
+        f"{count} of {len(table)} {subject.held_out} images, evenly spread",
         f"equal attention to all patches: {uniform:.1f} of {config.image_size[0]}x{config.image_size[1]} pixels",
         f"{far_heads} of {len(first)} heads of the first layer reach more than half of this distance",
     ]
@@ -562,24 +569,6 @@ ATTENTION_DISTANCE = Measurement(
     picture="attention",
     draw=attention_pictures,
 )
-
-
-def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
-    """Return a sentence on whether the attention distance changes significantly with depth (Kendall's trend test).
-
-    `distance` (L,) is the mean attention distance of each layer.
-    """
-    from scipy.stats import kendalltau
-
-    if len(distance) < MIN_LAYERS:
-        return f"{len(distance)} layers are too few to tell whether the distance changes with depth"
-    if distance.min() == distance.max():
-        return "the distance is the same in all layers"
-    tau, p = kendalltau(range(len(distance)), distance)
-    figures = f"(Kendall's tau {tau:+.2f} over {len(distance)} layers, p = {p:.2g})"
-    if p < 0.05:
-        return f"the distance {'grows' if tau > 0 else 'falls'} with depth {figures}"
-    return f"no significant change of the distance with depth {figures}"
 
 
 # Table 5: accuracy on ImageNet after pre-training on ImageNet, ImageNet-21k and JFT-300M. For ViT-H/14 it has no number

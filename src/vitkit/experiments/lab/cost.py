@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor
 from vitkit.experiments.comparison_request import names_of
 from vitkit.experiments.lab import Costs, result_of
 from vitkit.model import Model, NetworkConfig, VisionTransformer, config_for, split_network
-from vitkit.profiling import UTILISATION, core_days, describe, interleave, random_model
+from vitkit.profiling import describe, interleave, random_model
 from vitkit.training import PaperTraining, Recipe, paper_training
 from vitkit.verbs import Result
 
 BATCH, ROUNDS = 16, 5
+_UTILISATION = 0.4  # the assumed fraction of the peak of a core
+_TPU_V3_CORE = 61.5e12  # FLOP/s in bfloat16, half a chip's (https://cloud.google.com/tpu/docs/v3)
 
 # Table 2: thousand TPUv3-core-days of the pre-training, and top-1 accuracy on ImageNet; the recipe, if it is published.
 TABLE_2: dict[str, tuple[str | None, float, str]] = {
@@ -55,24 +57,13 @@ def measure_costs(experiment: Costs, models: str, side: int) -> Result:
         cells = [name, f"{pixels}x{pixels}", f"{info.parameters:,}", f"{info.gmacs:.3g}", f"{speed.median:,.0f}"]
         rows.append((*cells, f"{speed.low:,.0f} to {speed.high:,.0f}", f"{info.activation_bytes / 2**20:.2f}"))
     headings = ("", "images", "parameters", "GMACs", "images/s", "quartiles", "MiB an image in training")
-    sizes = (side, 2 * side) if len(entries) > 2 else ()  # with several models
-    remarks = [fastest_of([each for each in entries if each["image_size"] == pixels]) for pixels in sizes]
+    remarks = []
     for small, large in zip(entries[::2], entries[1::2], strict=True):
         time, gmacs = small["images_per_s"] / large["images_per_s"], large["gmacs"] / small["gmacs"]
         remarks.append(f"{small['name']}: four times the pixels take {time:.1f} times as long ({gmacs:.1f} x GMACs)")
     remarks.append(f"batches of {BATCH} images, {ROUNDS} rounds in turn, float32, {torch.get_num_threads()} threads")
     figures = {"experiment": experiment.name, "preset": "small", "models": entries}
     return result_of(experiment, figures, headings, tuple(rows), tuple(remarks))
-
-
-def fastest_of(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on which model is the fastest, if the quartiles of its speed lie above those of all others."""
-    best, *others = sorted(entries, key=lambda entry: entry["images_per_s"], reverse=True)
-    similar = [other["name"] for other in others if other["quartiles"][1] >= best["quartiles"][0]]
-    model = f"at {best['image_size']} pixels, {best['name']}"
-    if similar:
-        return f"{model} cannot be distinguished from {' and '.join(similar)}"
-    return f"{model} is the fastest"
 
 
 def predict_core_days(experiment: Costs) -> Result:
@@ -85,14 +76,14 @@ def predict_core_days(experiment: Costs) -> Result:
             training = paper_training(Recipe.load(recipe))
             parameters, steps = describe(training.config).parameters, training.steps
             flops = training_flops(training)
-            days = core_days(flops)
+            days = flops / (_UTILISATION * _TPU_V3_CORE) / 86_400
             entry |= {"recipe": recipe, "parameters": parameters, "steps": steps, "flops": flops, "core_days": days}
             cells = [f"{parameters:,}", f"{steps:,}", f"{flops:.3g}", f"{days:,.0f}"]
         models.append(entry)
         rows.append((name, *cells, f"{paper_days:,}", accuracy))
     headings = ("", "parameters", "steps", "FLOPs", "TPUv3-core-days", "paper: TPUv3-core-days", "paper: ImageNet, %")
     remarks = (
-        f"core-days are counted at {UTILISATION:.0%} of a core's peak; nothing was trained",
+        f"core-days are counted at {_UTILISATION:.0%} of a core's peak; nothing was trained",
         "FLOPs are those that vitkit executes: its last block computes only the class token",
     )
     figures = {"experiment": experiment.name, "preset": "paper", "models": models}

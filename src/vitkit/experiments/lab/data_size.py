@@ -41,9 +41,9 @@ from vitkit.experiments.lab import (
     variant_fields,
 )
 from vitkit.experiments.lab.ablations import draw_images, fit_and_predict
-from vitkit.experiments.statistics import LEVEL, Family
+from vitkit.experiments.statistics import Family
 from vitkit.model import config_for, is_network_name
-from vitkit.profiling import UTILISATION, core_days, describe
+from vitkit.profiling import describe
 from vitkit.system import SPLIT, public_path, receiver
 from vitkit.text import plural
 from vitkit.training import Recipe, Run, prefix_errors, prepared, without_vit_fields
@@ -186,7 +186,7 @@ def conclude(experiment: PretrainingSizes, plan: Plan, stored: Mapping[str, Any]
         **{name: stored[name] for name in ("vitkit", "experiment", "command")},
         "data": public_path(plan.arguments["data"]),
         "upstream": public_path(plan.arguments["upstream"]),
-        "sentence": _sentence(plan, counts, families, predictions),
+        "sentence": _sentence(plan, counts, families),
         "models": models,
         "pairs": pairs,
         "shots": SHOTS,
@@ -219,9 +219,7 @@ def _few_shot_family(plan: Plan, out: Path, predictions: RunPredictions) -> Fami
     return Family(np.array(list(correct.values())), predictions.units)  # (M, S, n)
 
 
-def _sentence(
-    plan: Plan, counts: Sequence[int], families: Sequence[Family], predictions: Sequence[RunPredictions]
-) -> str:
+def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[Family]) -> str:
     include_seeds = len(plan.seeds) > 1
     best = []
     for i in (0, -1):  # the smallest part, and all images
@@ -233,24 +231,12 @@ def _sentence(
         if all(test.is_distinguished for test in tests):
             name = plan.models[first]
         best.append(f"pre-trained on {counts[i]} images, {name} is better than all others")
-    changes = {}
-    for name in plan.models:
-        by_size = Family(np.stack([each.correct_of(name) for each in predictions]), predictions[-1].units)
-        (change,) = by_size.differences([(len(predictions) - 1, 0)], include_seeds=include_seeds)
-        if change.p_alone * len(plan.models) < LEVEL:  # Bonferroni
-            changes[name] = change.mean
-    return "; ".join([*(best if len(plan.models) > 1 else []), changes_in_words(changes, counts[0])])
-
-
-def changes_in_words(changes: Mapping[str, float], fewest: int) -> str:
-    """Return a sentence on how accuracies change if models are pre-trained on all images instead of the smallest part.
-
-    `changes` are the significant changes in accuracy by model, and `fewest` is the number of images of that part.
-    """
-    if not changes:
-        return "for no model, more images change the accuracy significantly"
-    parts = (f"{name} {'gains' if by > 0 else 'loses'} {100 * abs(by):.1f} points" for name, by in changes.items())
-    return f"with all images instead of {fewest}, {', '.join(parts)}"
+    changes = [
+        f"{name}: {100 * families[0].accuracy[i]:.1f} % pre-trained on {counts[0]} images, "
+        f"{100 * families[-1].accuracy[i]:.1f} % on {counts[-1]}"
+        for i, name in enumerate(plan.models)
+    ]
+    return "; ".join([*(best if len(plan.models) > 1 else []), *changes])
 
 
 def _result(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> Result:
@@ -273,40 +259,3 @@ def _result(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) ->
         *(f"{by_size[pair['fraction']]} images: {pair['verdict']}" for pair in figures["pairs"]),
     )
     return result_of(experiment, figures, headings, tuple(rows), remarks, out)
-
-
-# --- The cost of the paper's trainings --------------------------------------------------------------------
-
-_PAPER_SIZES = (9_000_000, 30_000_000, 90_000_000, 303_000_000)  # of JFT, in Figure 4
-_PAPER_RECIPES = ("paper-vit-b16-jft", "paper-vit-l32-jft", "paper-vit-l16-jft", "paper-vit-h14-jft")
-
-
-def predict_pretraining_costs(experiment: PretrainingSizes) -> Result:
-    """Predict the cost of the paper's pre-trainings on parts of JFT, with the same number of steps for each part."""
-    from vitkit.experiments.lab.cost import training_flops
-    from vitkit.training import paper_training
-
-    rows: list[tuple[str, ...]] = []
-    models: list[dict[str, Any]] = []
-    for name in _PAPER_RECIPES:
-        training = paper_training(Recipe.load(name))
-        info, flops, steps = describe(training.config), training_flops(training), training.steps
-        seen = training.corpus.images * training.recipe.epochs
-        days = core_days(flops)
-        by_size = [{"images": images, "epochs": seen / images} for images in _PAPER_SIZES]
-        models.append({"name": name, "steps": steps, "flops": flops, "core_days": days, "by_size": by_size})
-        models[-1] |= {"parameters": info.parameters, "gmacs": info.gmacs}
-        epochs = [f"{part['epochs']:.3g}" for part in by_size]
-        rows.append((name, f"{info.parameters:,}", *epochs, f"{steps:,}", f"{flops:.3g}", f"{days:,.0f}"))
-    sizes = [f"epochs of {images / 1e6:.0f} M" for images in _PAPER_SIZES]
-    headings = ("", "parameters", *sizes, "steps", "FLOPs", "TPUv3-core-days each")
-    total = sum(model["core_days"] for model in models) * len(_PAPER_SIZES)
-    trainings = len(rows) * len(_PAPER_SIZES)
-    lines = (
-        f"{trainings} pre-trainings take {total:,.0f} TPUv3-core-days at {UTILISATION:.0%} of the peak",
-        "JFT-300M is not public: nothing was trained",
-        "with --upstream FOLDER --data FOLDER, the experiment uses other images",
-    )
-    figures = {"experiment": experiment.name, "preset": "paper", "models": models}
-    figures["command"] = f"vitkit lab {experiment.name} --preset paper"
-    return result_of(experiment, figures, headings, tuple(rows), lines)

@@ -1,8 +1,7 @@
 """`vitkit.lab`: repeat an experiment of the paper, or of a later article, on your own images.
 
 An ablation trains its variants in the same way with paired seeds, and tests them on the same images. The preset `small`
-takes minutes on two cores. The preset `paper` uses the published hyper-parameters. Without data, this preset only
-computes the cost of the trainings.
+takes minutes on two cores. The preset `paper` uses the published hyper-parameters.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_request import (
     PLANNED,
     ExperimentFolder,
@@ -28,15 +28,14 @@ from vitkit.experiments.lab import (
     LAB,
     PAGE,
     Ablation,
-    AblationVariant,
     Costs,
     Experiment,
     Measurement,
     PretrainingSizes,
     outcome_of,
     quoted,
-    remarks_of,
     result_of,
+    summary_of,
     table_of,
     variant_fields,
 )
@@ -59,19 +58,14 @@ def base_fields(
     The preset `paper` uses the published recipe of the ablation.
     """
     if preset == "paper":
-        return requested(recipe_of(published_recipe(ablation), fields), data).set_fields()
+        if ablation.recipe is None:
+            raise VitkitError(
+                "experiments.recipe-missing", f"{ablation.name} has no published recipe; leave out --preset paper"
+            )
+        return requested(recipe_of(ablation.recipe, fields), data).set_fields()
     # Data with its own recipe uses the model of that recipe.
     model = {} if bundled_name(data) is not None else {"model": "vit_micro_patch4_32"}
     return requested(Recipe.of({**model, **_SMALL, **fields}), data).set_fields()
-
-
-def published_recipe(ablation: Experiment) -> str:
-    """Return the name of the bundled recipe with the published hyper-parameters."""
-    if ablation.recipe is None:
-        raise VitkitError(
-            "experiments.recipe-missing", f"{ablation.name} has no published recipe; leave out --preset paper"
-        )
-    return ablation.recipe
 
 
 def base_config(fields: Mapping[str, Any]) -> ViTConfig:
@@ -143,8 +137,8 @@ def lab(
             separated by commas; by default a ViT, a hybrid and a ResNet.
         upstream: for `data-size`, the images to pre-train on: a folder of class folders, or a name. By default, the
             models are pre-trained on every second class of `data` and evaluated on the others.
-        preset: `small` takes minutes on two cores; `paper` uses the published hyper-parameters. Without `data`, `paper`
-            only computes the cost.
+        preset: `small` takes minutes on two cores; `paper` uses the published hyper-parameters, and requires `data`.
+            For `cost`, `paper` counts the pre-trainings of the paper.
         seeds: number of trainings of each variant, or of draws of images, with consecutive seeds from `seed` on.
         out: folder of the experiment; by default the next runs/lab-NAME-N.
         resume: continue the experiment in `out` with its original arguments.
@@ -192,16 +186,12 @@ def lab(
             "experiments.argument-unused",
             f"{name} does not use --upstream, which applies only to data-size: leave it out",
         )
-    if preset == "paper" and data is None:
-        unused: dict[str, Any] = {"out": out, "upstream": upstream}
-        if not isinstance(experiment, Ablation):
-            unused |= {"model": model, **fields}
-        for field, value in unused.items():
-            if value is not None:
-                raise VitkitError(
-                    "experiments.argument-unused",
-                    f"{name} only computes a cost without data, so {field} has no effect: leave it out",
-                )
+    if preset == "paper" and data is None and isinstance(experiment, (Ablation, PretrainingSizes)):
+        raise VitkitError(
+            "experiments.argument-missing",
+            "--preset paper trains with the published recipe: name your images with --data FOLDER (`vitkit lab cost "
+            "--preset paper` counts what the paper's pre-trainings cost)",
+        )
     if isinstance(experiment, PretrainingSizes):
         return _transfer(experiment, data, upstream, model, preset, seeds, fields, out)
     if isinstance(experiment, Costs):
@@ -210,8 +200,6 @@ def lab(
         return _measure(experiment, data, model, preset, seeds, fields, out)
     assert isinstance(experiment, Ablation)
     shared: dict[str, Any] = {**fields} if model is None else {**fields, "model": str(model)}
-    if preset == "paper" and data is None:
-        return predict_costs(experiment, shared)
     data = str(data or DATA)
     with ExitStack() as locks:
         folder = None if out is None else FOLDER.reserve(out, locks)
@@ -234,10 +222,8 @@ def _transfer(
     shared: Mapping[str, Any],
     out: str | Path | None,
 ) -> Result:
-    from vitkit.experiments.lab.data_size import RESNET, plan_sizes, predict_pretraining_costs, split_by_class
+    from vitkit.experiments.lab.data_size import RESNET, plan_sizes, split_by_class
 
-    if preset == "paper" and data is None:
-        return predict_pretraining_costs(experiment)
     source = str(data or DATA)
     base = base_fields(experiment, source, preset, shared)
     side = 32 if bundled_name(source) is None else 16  # data with its own recipe, such as the digits, is small
@@ -281,7 +267,7 @@ def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[st
             weights = str(folder / weights.removeprefix(f"{FOLDER_PLACEHOLDER}/"))
         jobs.append(replace(job, fields={**job.fields, "weights": weights}))
     try:
-        diverged = train_all(jobs, folder, 1)
+        diverged = train_all(jobs, folder)
     except Interrupted:
         log.info(f"to continue: vitkit lab --resume --out {folder}")
         raise
@@ -301,7 +287,16 @@ def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[st
         "column": experiment.column,
     }
     headings, rows = table_of(experiment, figures)
-    return _write(result_of(experiment, figures, headings, rows, remarks_of(figures), folder))
+    seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
+    images = images_in_words(figures["test_images"], figures["split"])
+    remarks = [
+        summary_of(figures["pairs"], seeds),
+        f"{images}, {plural(seeds, 'seed', 'seeds')}; the most frequent class alone: {chance:.1f} %",
+        *figures["findings"],
+        *(pair["verdict"] for pair in figures["pairs"]),
+        *(f"claim {claim['outcome']}: {claim['claim']}" for claim in figures["claims"]),
+    ]
+    return _write(result_of(experiment, figures, headings, rows, remarks, folder))
 
 
 # --- Measurements ---------------------------------------------------------------------------------------------
@@ -371,6 +366,12 @@ def _cost(
     from vitkit.experiments.lab.cost import measure_costs, predict_core_days
 
     if preset == "paper":
+        given = {"out": out, "model": models, **fields}
+        if idle := [name for name, value in given.items() if value is not None]:
+            raise VitkitError(
+                "experiments.argument-unused",
+                f"{experiment.name} only counts with --preset paper, so {idle[0]} has no effect: leave it out",
+            )
         return predict_core_days(experiment)
     side = int(fields.get("image_size") or 32)
     names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},custom:bit_resnet_micro")
@@ -455,7 +456,8 @@ def plan_ablation(
             else:  # the weights do not exist before the training
                 config = base_config(fields).replace(num_classes=classes)
         info = describe(config)
-        descriptions.append(_described(variant, info.parameters, info.gmacs))
+        description = {"label": variant.label, "paper": variant.paper, "parameters": info.parameters}
+        descriptions.append({**description, "gmacs": info.gmacs})
         folders[variant.label] = f"runs/{i + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
         for run_seed in range(seed, seed + seeds):
             if variant.after is not None:
@@ -481,10 +483,6 @@ def plan_ablation(
         tuple(dict.fromkeys(notes)),
     )
     return plan, descriptions
-
-
-def _described(variant: AblationVariant, parameters: int, gmacs: float) -> dict[str, Any]:
-    return {"label": variant.label, "paper": variant.paper, "parameters": parameters, "gmacs": gmacs}
 
 
 def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
@@ -540,45 +538,3 @@ def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]], seeds: int
         for pair in pairs
         if pair["a"] in ablation.better
     ]
-
-
-def predict_costs(ablation: Ablation, fields: Mapping[str, Any]) -> Result:
-    """Predict the cost of each variant with the published hyper-parameters, except for these fields; train nothing."""
-    from vitkit.experiments.comparison_plan import passes_of
-    from vitkit.profiling import describe
-    from vitkit.training import CORPORA, config_of, steps_of, without_vit_fields
-
-    recipe_name = published_recipe(ablation)
-    corpus = CORPORA[recipe_name.rpartition("-")[2]]
-    base = base_fields(ablation, corpus.title, "paper", fields)
-    variants, rows = [], []
-    for variant in ablation.variants(base_config(base)):
-        with prefix_errors(variant.label):
-            recipe, _ = without_vit_fields(Recipe.of(variant_fields(base, fields, variant)))
-        config = config_of(recipe, corpus.classes)
-        info, steps = describe(config), steps_of(recipe, corpus.images)
-        images_seen = corpus.images * recipe.epochs  # counted again in each epoch
-        tokens = 0  # of an image; a ResNet has none
-        if isinstance(config, ViTConfig):
-            tokens = config.prefix_tokens + max(1, round(config.patches * (1 - recipe.patch_dropout)))
-        entry = {
-            **_described(variant, info.parameters, info.gmacs),
-            "tokens_per_image": tokens,
-            "steps": steps,
-            "warmup_steps": round(recipe.warmup * steps),
-            "lr": recipe.lr,
-            "tokens": images_seen * tokens,
-            "flops": 2e9 * passes_of("scratch") * info.gmacs * images_seen,
-        }
-        variants.append(entry)
-        row = [variant.label, f"{info.parameters:,}", f"{info.gmacs:.4g}", str(tokens), f"{steps:,}"]
-        rows.append((*row, f"{recipe.lr:.3g}", f"{entry['tokens']:.3g}", f"{entry['flops']:.3g}", variant.paper or "-"))
-    headings = ["", "parameters", "GMACs", "tokens an image", "steps", "learning rate", "tokens", "FLOPs"]
-    lines = [
-        f"{recipe_name} on {corpus.title}, {corpus.images:,} images of {corpus.classes:,} classes: nothing was trained",
-        "the images are not included: with --data FOLDER, the variants are trained on others with the same recipe",
-    ]
-    figures = {"experiment": ablation.name, "preset": "paper", "recipe": recipe_name, "variants": variants}
-    column = f"paper: {ablation.column}" if ablation.column else "paper"
-    figures["command"] = f"vitkit lab {ablation.name} --preset paper"
-    return result_of(ablation, figures, (*headings, column), tuple(rows), tuple(lines))

@@ -30,7 +30,7 @@ import vitkit
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.backends.graph_runner import import_openvino, not_installed
 from vitkit.inference.backends.optimized import prepare
-from vitkit.inference.backends.span import WHOLE, Pixels, Span
+from vitkit.inference.backends.pixels import Pixels
 from vitkit.model.build import Model, classes_and_features
 from vitkit.model.layers import LogitsAndFeatures
 from vitkit.model.network import Network
@@ -84,28 +84,6 @@ class _FromPixels(nn.Module):
         logits = outputs[0] / self.pixels.temperature
         probabilities = logits.sigmoid() if self.pixels.is_multi_label else logits.softmax(dim=-1)
         return *outputs, probabilities
-
-
-class LayerOutput(nn.Module):
-    """A module that returns the output of one of its layers, as (B, n), instead of its own.
-
-    The name of the layer may lack its beginning, as the layers of an exportable copy are inside of other modules.
-    """
-
-    def __init__(self, module: nn.Module, layer: str) -> None:
-        super().__init__()
-        self.module, self.outputs = module, list[Tensor]()
-        for name, part in module.named_modules():
-            if f".{name}".endswith(f".{layer}"):
-                part.register_forward_hook(lambda _part, _inputs, output: self.outputs.append(output))
-                return
-        raise VitkitError("inference.layer-missing", f"the converted model has no layer {layer}")
-
-    def forward(self, images: Tensor) -> Tensor:
-        self.module(images)
-        output = self.outputs.pop()  # the last one if the layer is called several times
-        self.outputs.clear()
-        return output.flatten(1)
 
 
 def _compute_constants(model: VisionTransformer) -> None:
@@ -203,13 +181,12 @@ def to_onnx(
     batch: int | None = None,
     dtype: torch.dtype = torch.float32,
     change: Change | None = None,
-    span: Span = WHOLE,
+    pixels: Pixels | None = None,
 ) -> Any:
     """Convert the model to an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     A model that computes features together with its logits has a second output, `features` (batch, D). With
-    `span.pixels`, the input is `pixels` (batch, height, width, C), uint8, and the last output is `probabilities`
-    (batch, K).
+    `pixels`, the input is `pixels` (batch, height, width, C), uint8, and the last output is `probabilities` (batch, K).
 
     Args:
         model: the model whose weights are copied.
@@ -218,7 +195,7 @@ def to_onnx(
         change: a function that changes the graph, such as a quantisation; None for no change. In the graph that it
             receives, the name of each operation begins with the name of its module in `exportable_copy(model)` and a
             slash.
-        span: where the graph begins and ends; the output of an inner layer is also named `logits`.
+        pixels: with what the graph normalises pixels and calibrates logits; None if it takes normalised images.
 
     Raises:
         VitkitError: ONNX or its exporter is not installed, or the model is too large or cannot be converted.
@@ -235,7 +212,7 @@ def to_onnx(
             f"the weights take {size / 2**30:.1f} GiB, but an ONNX file can hold at most 2 GiB: use another dtype, or "
             "OpenVINO",
         )
-    module, images, inputs, outputs = converter_input(model, batch, span)
+    module, images, inputs, outputs = converter_input(model, batch, pixels)
     with converting(model):
         program = torch.onnx.export(
             module,
@@ -272,7 +249,7 @@ def to_openvino(
     batch: int | None = None,
     dtype: torch.dtype = torch.float32,
     change: Change | None = None,
-    span: Span = WHOLE,
+    pixels: Pixels | None = None,
 ) -> Any:
     """Convert the model to an `openvino.Model`. The arguments, inputs and outputs are those of `to_onnx`.
 
@@ -284,8 +261,8 @@ def to_openvino(
     openvino = import_openvino()
     from openvino.passes import ConstantFolding, Manager  # type: ignore[import-untyped]
 
-    module, images, (input_name,), outputs = converter_input(model, batch, span)
-    input_type = openvino.Type.f32 if span.pixels is None else openvino.Type.u8
+    module, images, (input_name,), outputs = converter_input(model, batch, pixels)
+    input_type = openvino.Type.f32 if pixels is None else openvino.Type.u8
     with converting(model), torch.no_grad():
         # OpenVINO also converts programs of torch.export, but takes five times as long. `strict=False` allows modules
         # that return a list or dictionary.
@@ -348,16 +325,14 @@ class ConverterInput(NamedTuple):
     outputs: list[str]
 
 
-def converter_input(model: Model, batch: int | None, span: Span) -> ConverterInput:
-    """Return the input of a converter for the model, or for the part or variant of it that `span` selects."""
+def converter_input(model: Model, batch: int | None, pixels: Pixels | None = None) -> ConverterInput:
+    """Return the input of a converter for the model; see `to_onnx`."""
     module, images, inputs = exportable_copy(model), example(model, batch), ["images"]
     outputs = ["logits", "features"] if classes_and_features(model)[1] else ["logits"]
-    if span.pixels is not None:
-        module, inputs = _FromPixels(module, span.pixels), ["pixels"]
+    if pixels is not None:
+        module, inputs = _FromPixels(module, pixels), ["pixels"]
         images = images.permute(0, 2, 3, 1).byte().contiguous()
         outputs.append("probabilities")
-    if span.layer is not None:
-        module, outputs = LayerOutput(module, span.layer), ["logits"]
     return ConverterInput(module.eval(), images, inputs, outputs)
 
 
