@@ -29,7 +29,7 @@ class Doubling:
 
 
 def workers(count: int = 1, wait: float = 0.0, max_waiting: int = 100, on_start: Any = lambda: None) -> Workers:
-    return Workers(count, max_wait=wait, max_waiting=max_waiting, on_start=on_start, on_batch=lambda *_: None)
+    return Workers(count, max_wait=wait, max_waiting=max_waiting, on_start=on_start)
 
 
 async def ask_all(own: Workers, work: Computation, asked: Sequence[Sequence[int]]) -> list[Any]:

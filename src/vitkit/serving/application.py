@@ -9,24 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse
+from prometheus_client import generate_latest
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import StreamingResponse
 from swagger_ui_bundle import swagger_ui_path
 
 import vitkit
 from vitkit.serving.guard import RefusedBodyError
 from vitkit.serving.questions import BadRequestError, Upload, merge_options, read_body
-from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Service, openapi_request
+from vitkit.serving.service import OPTIONS, Service, openapi_request
 from vitkit.system import read_json, to_json
-from vitkit.text import LOOK
 
 _STATIC = Path(__file__).parent / "static"
 _EXAMPLES = read_json(_STATIC / "examples.json")  # an example response of each route
@@ -38,9 +37,7 @@ _TAGS = [
 _LARGE_BODY = 2**20  # bytes; larger bodies are parsed in a thread, so that other requests need not wait
 _FILES = {  # of the page at /docs
     **{name: swagger_ui_path / name for name in ("swagger-ui.css", "swagger-ui-bundle.js")},
-    **{name: _STATIC / name for name in ("docs.css", "docs.js")},
-    "dom.js": _STATIC.parents[1] / "reporting/static/dom.js",
-    "look.css": LOOK,
+    "docs.js": _STATIC / "docs.js",
 }
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -86,7 +83,7 @@ def make_application(service: Service) -> FastAPI:
     async def redirect() -> RedirectResponse:
         return RedirectResponse("/docs")
 
-    @app.get("/docs", include_in_schema=False)  # a form that classifies a picture, and the schema in Swagger UI
+    @app.get("/docs", include_in_schema=False)  # Swagger UI, whose default page would load files from another site
     async def send_page() -> FileResponse:
         return FileResponse(_STATIC / "docs.html")
 
@@ -114,21 +111,16 @@ class _Routes:
 
     async def embed(self, request: Request) -> Response:
         uploads, options = await _read_request(self._service, request)
-        fields, rows = await self._service.embed(uploads, options)
-        status = 422 if all("error" in row for row in rows) else 200
-        return StreamingResponse(_json_parts(fields, rows), status, media_type="application/json")
+        answer = await self._service.embed(uploads, options)
+        status = 422 if all("error" in row for row in answer["embeddings"]) else 200
+        return await asyncio.to_thread(_json_response, answer, status)
 
     async def explain(self, request: Request) -> Response:
         uploads, options = await _read_request(self._service, request)
-        file_format = options.get("format", "json")
-        if file_format not in ("json", "png"):
-            raise BadRequestError("serving.option-invalid", 400, f"format must be json or png, not {file_format!r:.80}")
-        if file_format == "png":
-            return Response(await self._service.explain_as_png(uploads, options), media_type="image/png")
         return await asyncio.to_thread(_json_response, await self._service.explain(uploads, options))
 
     async def models(self, _: Request) -> Response:
-        return _json_response({"models": [model.to_dict() for model in self._service.models.models]})
+        return _json_response({"models": [model.to_dict() for model in self._service.models.values()]})
 
     async def health(self, _: Request) -> Response:
         return _json_response({"status": "ok"})
@@ -138,21 +130,8 @@ class _Routes:
         return _json_response({"status": "closing" if is_closing else "ready"}, 503 if is_closing else 200)
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
-
-
-def _json_parts(fields: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yield the text of the JSON object {FIELDS, "embeddings": [ROWS]} row by row.
-
-    The whole text would need ten times the memory of the features.
-    """
-    start = f'{to_json(fields)[:-1]}, "embeddings": ['  # without the closing brace
-    for row in rows:
-        features = row["features"]
-        json_row = row if features is None else {**row, "features": features.tolist()}
-        yield (start + to_json(json_row)).encode("utf-8", "replace")
-        start = ", "
-    yield b"]}"
+        text = generate_latest(self._service.metrics.registry)
+        return Response(text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
 async def _read_request(service: Service, request: Request) -> tuple[Sequence[Upload], dict[str, str]]:

@@ -113,21 +113,12 @@ def _listener_at(host: str, port: int | None) -> socket.socket:
 def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str | None) -> None:
     import uvicorn
 
-    from vitkit.serving import MAX_HEAD_BYTES, Connection, Guard
+    from vitkit.serving import Guard, server_config
 
     names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # without one, the browser would open in this terminal
     has_screen = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in names)
     if link is not None and has_screen:
         listener.listen()  # so that the browser can connect before the server has started
         threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
-    config = uvicorn.Config(
-        Guard(application, rules),
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-    )
+    config = server_config(Guard(application, rules), log_level="warning", timeout_graceful_shutdown=2)
     uvicorn.Server(config).run([listener])
