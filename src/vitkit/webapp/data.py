@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
@@ -226,18 +226,6 @@ class Renamed(BaseModel):
     new: str = Field(max_length=1000)
 
 
-class Named(BaseModel):
-    """A request to add or remove a class."""
-
-    name: str = Field(max_length=1000)
-
-
-class LookQuery(BaseModel):
-    """A request to compute features of the photographs; see `Likeness.start`."""
-
-    way: Literal["", "download", "colours"] = ""
-
-
 class NextQuery(BaseModel):
     """A request for photographs to label next."""
 
@@ -288,20 +276,6 @@ def router(workspace: Workspace) -> APIRouter:
     def undo() -> dict[str, Any]:
         return _labels_for_page(photographs, photographs.undo())
 
-    @routes.post("/redo")
-    def redo() -> dict[str, Any]:
-        return _labels_for_page(photographs, photographs.redo())
-
-    @routes.post("/classes/add")
-    def add_class(named: Named) -> dict[str, Any]:
-        photographs.add_class(named.name)
-        return _labels_for_page(photographs, photographs.read())
-
-    @routes.post("/classes/remove")
-    def remove_class(named: Named) -> dict[str, Any]:
-        photographs.remove_class(named.name)
-        return _labels_for_page(photographs, photographs.read())
-
     @routes.post("/classes/rename")
     def rename_class(renamed: Renamed) -> dict[str, Any]:
         return _labels_for_page(photographs, photographs.rename(renamed.old, renamed.new))
@@ -340,9 +314,9 @@ def _add_search_routes(routes: APIRouter, photographs: Photographs, workspace: W
         return {**doctor.to_dict(), "found": found}
 
     @routes.post("/look")
-    def look(query: LookQuery | None = None) -> dict[str, Any]:
+    def look(download: bool = False) -> dict[str, Any]:
         table = photographs.read().table
-        likeness.start(table, query.way if query is not None else "")
+        likeness.start(table, may_download=download)
         return likeness.to_dict(table)
 
     @routes.get("/look")
@@ -397,6 +371,5 @@ def _labels_for_page(photographs: Photographs, state: State) -> dict[str, Any]:
         "news": file.news(),
         "decided": [i for i, path in enumerate(state.table.paths) if path in decided],
         "can_undo": file.can_undo,
-        "can_redo": file.can_redo,
         "labels": [index[label] for label in state.labels],
     }

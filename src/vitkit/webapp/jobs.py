@@ -131,11 +131,6 @@ class Jobs:
 
     # --- State --------------------------------------------------------------------------------------------
 
-    @property
-    def has_runner(self) -> bool:
-        """Whether a runner is working on the queue."""
-        return is_locked(self.state_folder, self.state_folder / _LOCK)
-
     def state(self, run: str, job: Job | None) -> State:
         """Return the state of a run, derived from its folder, its last job and the lock on the folder."""
         folder = self.runs / run
@@ -167,7 +162,7 @@ class Jobs:
 
     def start_runner_if_needed(self) -> None:
         """Start a runner if a job is waiting and no runner is working."""
-        if not all(job.started for job in self.all()) and not self.has_runner:
+        if not all(job.started for job in self.all()) and not is_locked(self.state_folder, self.state_folder / _LOCK):
             self._start_runner()
 
     def _start_runner(self) -> None:
@@ -187,33 +182,23 @@ class Jobs:
         return job is not None and (not job.started or self.is_starting(job))
 
     def stop(self, run: str) -> None:
-        """Ask the process of a run to stop and save a checkpoint, or remove a waiting job from the queue."""
+        """Ask the process of a run to stop and save a checkpoint.
+
+        A waiting job, or one that failed before it began, is removed from the queue with its empty folder.
+        """
         job = self.last().get(run)
-        if job is None or not self.can_stop(job):
+        has_failed_early = self.state(run, job) == "failed" and not (self.runs / run / RECIPE).is_file()
+        if job is not None and (not job.started or has_failed_early):
+            (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
+            self.log(job).unlink(missing_ok=True)
+            self.release_name(run)
+        elif job is not None and self.is_starting(job):
+            request_stop(job.process, self.stop_file(job))
+        else:
             reason = f"{run} is not running"
             if is_locked(self.runs / run):
                 reason = f"{run} was not started by this studio: stop it where it was started"
             raise VitkitError("webapp.run-not-running", reason)
-        if not job.started:
-            (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
-            self.release_name(run)
-            return
-        request_stop(job.process, self.stop_file(job))
-
-    def forget(self, run: str) -> None:
-        """Remove a failed run from the queue, and delete its empty folder. Runs with results are never removed."""
-        job = self.last().get(run)
-        if job is None or self.state(run, job) != "failed" or (self.runs / run / RECIPE).is_file():
-            raise VitkitError(
-                "webapp.run-not-failed",
-                f"{run} cannot be removed from the list: only a run that failed before it began can be; "
-                f"delete its folder {self.runs / run} instead",
-            )
-        for failed in self.all():
-            if failed.run == run:
-                (self.folder / f"{failed.number:06}.json").unlink(missing_ok=True)
-                self.log(failed).unlink(missing_ok=True)
-        self.release_name(run)
 
 
 def work(runs: Path) -> None:

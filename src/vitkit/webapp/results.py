@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -122,40 +121,6 @@ def _read_split(split: Path) -> _RunPhotographs:
     table = split_from_file(split)
     files = {path: table.file(i) for i, path in enumerate(table.paths)}
     return _RunPhotographs(table.root, files, read_contents(split), table.task)
-
-
-def agreement(first: Path, second: Path) -> dict[str, Any]:
-    """Compare the predictions of two runs on the held-out images that both reports contain.
-
-    Images count as the same if both path and content are equal, since runs on other photographs may use the same paths.
-    Images that the weights of either run had seen are left out.
-
-    Returns:
-        `listed`, the number of images in each report; `shared`, the number of images in both reports; and, among the
-        shared images, how many each run classifies correctly (`right`), and how many only this run does (`only`).
-    """
-    all_first, all_second = _is_correct_by_image(first), _is_correct_by_image(second)
-    shared = all_first.keys() & all_second.keys()
-    pairs = [(all_first[image], all_second[image]) for image in shared]
-    return {
-        "listed": [len(all_first), len(all_second)],
-        "shared": len(shared),
-        "right": [sum(a for a, _ in pairs), sum(b for _, b in pairs)],
-        "only": [sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)],
-    }
-
-
-def _is_correct_by_image(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return whether a run classifies each held-out image correctly, by path and digest of the content.
-
-    The location of the file replaces an unknown digest.
-    """
-    images, photographs, seen = data_of(folder)["images"], _read_split(folder / SPLIT), set[str]()
-    with suppress(OSError, VitkitError):  # if the weights had seen all images, the report has them all
-        seen = set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
-    contents = {path: str(file) for path, file in photographs.files.items()} | photographs.digests
-    rows = zip(images["path"], images["true"], images["said"], strict=True)  # with indices of this run's classes
-    return {(path, contents.get(path, "")): true == predicted for path, true, predicted in rows if path not in seen}
 
 
 # --- Suspected label errors ---------------------------------------------------------------------------------
@@ -289,10 +254,6 @@ def router(workspace: Workspace) -> APIRouter:
     def show_run(name: str) -> dict[str, Any]:
         folder = workspace.run_folder(name)
         return {**data_of(folder), "version": stamp_of(folder / REPORT)}
-
-    @routes.get("/runs/{name}/beside/{other}")
-    def compare(name: str, other: str) -> dict[str, Any]:
-        return agreement(workspace.run_folder(name), workspace.run_folder(other))
 
     @routes.get("/runs/{name}/report")
     def send_report(name: str) -> FileResponse:

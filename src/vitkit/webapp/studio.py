@@ -67,6 +67,7 @@ def studio(
         raise VitkitError("webapp.package-missing", "the studio needs a web server: pip install 'vitkit[studio]'")
     from vitkit.serving import is_loopback, new_token, rules_for_host
     from vitkit.webapp.app import Studio
+    from vitkit.webapp.folders import MAX_BYTES
     from vitkit.webapp.workspace import open_workspace
 
     def open_chosen(chosen: str | Path) -> Workspace:
@@ -89,7 +90,9 @@ def studio(
             log.info(f"studio of {workspace.photographs}: {link}")
             log.info(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
         application = Studio(workspace, runs_folder, open_chosen)
-        _serve(application, listener, rules_for_host(host, token), link if show else None)
+        # Uploads are written to disk as they arrive, so that large archives take no memory.
+        rules = rules_for_host(host, token, max_bytes=MAX_BYTES, max_total_bytes=2 * MAX_BYTES)
+        _serve(application, listener, rules, link if show else None)
 
 
 def _listener_at(host: str, port: int | None) -> socket.socket:

@@ -17,9 +17,12 @@ export class Panel {
     this.more = el("div");
     this.notes = el("div", { class: "small soft" });
     const name = el("input", { type: "text", maxlength: 200, placeholder: "New class", "aria-label": "Name of a new class" });
-    const add = el("form", { class: "row add-class", onsubmit: async (event) => {
+    const add = el("form", { class: "row add-class", onsubmit: (event) => {
       event.preventDefault();
-      if (await tell.edit("classes/add", { name: name.value })) name.value = "";
+      const named = name.value.trim();
+      if (named && photos.place(named) < 0) photos.classes.push({ name: named, count: 0 });
+      name.value = "";
+      tell.filtered();
     } }, name, el("button", {}, "Add"));
     const inside = [el("h2", {}, "Classes"), this.classes, add, this.others, this.more, this.found, this.notes,
       el("button", { type: "button", class: "quiet small", title: "The list was read when the studio was started", onclick: () => tell.again() }, "Look for new photographs")];
@@ -72,19 +75,19 @@ export class Panel {
     const others = this.photos.classes.filter((own) => own.name !== named.name);
     const name = el("input", { type: "text", id: "new-name", maxlength: 200, value: named.name });
     const into = el("select", { id: "merge-into" }, others.map((own) => el("option", { value: own.name }, own.name)));
-    const done = async (path, body) => {
-      if (!await this.tell.edit(path, body)) return;
+    const rename = async (to) => {
+      if (named.count && !await this.tell.edit("classes/rename", { old: named.name, new: to })) return;
       if (this.photos.filter.label === named.name) this.photos.filter.label = null;
+      this.photos.renamed(named.name, to && !others.some((own) => own.name === to) ? to : null);
       this.tell.filtered({ top: true });
       made.close();
     };
-    const rename = (to) => done("classes/rename", { old: named.name, new: to });
     const made = dialog(`Class ${named.name}`,
-      el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(name.value); } },
+      named.count > 0 && el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(name.value.trim()); } },
         el("label", { for: "new-name" }, "Call it"), el("div", { class: "row" }, name, el("button", {}, "Rename"))),
-      others.length > 0 && el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(into.value); } },
+      named.count > 0 && others.length > 0 && el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(into.value); } },
         el("label", { for: "merge-into" }, "Merge with"), el("div", { class: "row" }, into, el("button", {}, "Merge"))),
-      named.count === 0 && el("button", { type: "button", onclick: () => done("classes/remove", { name: named.name }) }, "Remove this class"),
+      !named.count && el("button", { type: "button", onclick: () => rename("") }, "Remove this class"),
       el("p", { class: "small soft" }, "Undo takes it back. Only the label file changes: no photograph is moved or renamed."));
     name.select();
   }

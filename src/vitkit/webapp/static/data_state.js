@@ -9,13 +9,6 @@ export const FINDINGS = { doubt: "Label looks wrong", suggested: "A class is sug
 
 const HARMLESS = "there is a copy of it";
 
-let early = null;
-
-/** Asks for the photographs before the tab is there. */
-export function ahead() {
-  early = get("/api/data/all").catch(() => null);
-}
-
 export class Photos {
   constructor() {
     this.filter = { label: null, split: "", finding: "", text: "" };
@@ -27,8 +20,7 @@ export class Photos {
   }
 
   async load(anew = false) {
-    const told = (!anew && await early) || await get(`/api/data/all${anew ? "?anew=true" : ""}`);
-    early = null;
+    const told = await get(`/api/data/all${anew ? "?anew=true" : ""}`);
     if (told.version !== this.version) this.suggestions.clear(); // their numbers belong to the photographs of the version before
     Object.assign(this, told);
     this.doubts = new Map(Object.entries(told.doubts).map(([id, doubt]) => [Number(id), doubt]));
@@ -40,8 +32,11 @@ export class Photos {
   /** Applies the studio's response to an edit. */
   take(told) {
     if (told.version !== this.version) throw new Error("The photographs in the folder have changed: load them again.");
-    const { classes, names, labels, can_undo, can_redo, unmatched, news, decided } = told;
-    Object.assign(this, { classes, names, labels, can_undo, can_redo, unmatched, news, decided: new Set(decided) });
+    const { names, labels, can_undo, unmatched, news, decided } = told;
+    const counts = new Map(told.classes.map((own) => [own.name, own.count]));
+    const before = (this.classes ?? []).map((own) => own.name); // a class without photographs keeps its number key
+    const classes = [...new Set([...before, ...counts.keys()])].map((name) => ({ name, count: counts.get(name) ?? 0 }));
+    Object.assign(this, { classes, names, labels, can_undo, unmatched, news, decided: new Set(decided) });
     for (const { paths, label } of this.pending) this.apply(paths.map((path) => this.numbers.get(path)).filter((id) => id !== undefined), label);
   }
 
@@ -62,7 +57,13 @@ export class Photos {
     }
     this.classes = [...counts].map(([name, own]) => ({ name, count: own })); // a new class comes last: no number key moves
     this.can_undo = true;
-    this.can_redo = false;
+  }
+
+  /** A class has a new name, which takes its place, or is gone (null). */
+  renamed(old, name) {
+    const now = this.classes.find((own) => own.name === name);
+    const others = this.classes.filter((own) => own !== now);
+    this.classes = now ? others.map((own) => (own.name === old ? now : own)) : others.filter((own) => own.name !== old);
   }
 
   classesIn(label) {
