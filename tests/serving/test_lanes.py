@@ -75,28 +75,6 @@ def test_explanations_keep_no_prediction_waiting(server: Server, ask: Asking, mo
     assert [own.result().status_code for own in asked] == [200] * len(asked)
 
 
-def test_a_server_that_stops_ends_its_explanations_and_refuses_the_waiting_ones(
-    server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, plain = threading.Event(), explanation.explain
-    monkeypatch.setattr(explanation, "explain", lambda *asked: gate.wait(60) and plain(*asked))
-    service = server._service
-    at_work = len(service.explainers._threads)
-    asked = [ask("/explain") for _ in range(at_work)]
-    until(lambda: service.explainers.working == at_work)
-    waiting = [ask("/explain") for _ in range(2)]
-    until(lambda: service.explainers.waiting == 2)
-    stopping = threading.Thread(target=server.stop, daemon=True)
-    stopping.start()
-    for own in waiting:
-        answer = own.result()
-        assert (answer.status_code, answer.json()["code"]) == (503, "serving.server-closing")
-    gate.set()
-    assert [own.result().status_code for own in asked] == [200] * at_work
-    stopping.join(60)
-    assert not stopping.is_alive()
-
-
 def test_a_request_that_does_not_end_does_not_keep_a_server_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_module, "_SHUTDOWN_SECONDS", 1)
     head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"

@@ -27,7 +27,6 @@ from refusals import refused
 from serving.asking import Program, Tally, ask_all, counted, posted, resident, serving
 from serving.conftest import HOSTILE, classifier
 from vitkit.serving import Server, version_of
-from vitkit.serving import application as answers
 from vitkit.serving.serve import serve
 from vitkit.verbs.predict import predict
 from vitkit.weights import load
@@ -143,32 +142,34 @@ def test_maps_are_those_of_the_model(client: httpx.Client, folder: Path) -> None
         assert (found["heads"] is None) == (expected.heads is None)
 
 
-def test_answers_have_the_promised_forms(client: httpx.Client, folder: Path) -> None:
-    own = [*files(folder, "0.png"), ("image", ("bad.jpg", b"no picture"))]
+def test_answers_have_the_keys_of_the_examples(client: httpx.Client, folder: Path) -> None:
+    own = files(folder, "0.png")
     models = client.get("/models")
-    for form, answer in (
-        (answers.PredictionsResponse, client.post("/predict?reject=0.5", files=own)),
-        (answers.ExplanationResponse, client.post("/explain?method=all", files=own[:1])),
-        (answers.ModelsResponse, models),
-        (answers.StateResponse, client.get("/ready")),
-        (answers.ErrorResponse, client.get("/nothing")),
-    ):
-        form.model_validate(answer.json(), strict=True)
     assert HOSTILE in models.json()["models"][0]["classes"]
     headers = [models.headers[name] for name in ("content-type", "x-content-type-options")]
     assert headers == ["application/json", "nosniff"], "names of classes are text"
     paths = client.get("/openapi.json").json()["paths"]
     assert list(paths) == ["/predict", "/explain", "/embed", "/models", "/health", "/ready", "/metrics"]
-    forms = (answers.PredictionsResponse, answers.ExplanationResponse, answers.EmbeddingsResponse)
-    for path, form in zip(paths, forms, strict=False):  # what is described is taken, and nothing else
-        route = paths[path]["post"]
-        known = {own["name"]: "x" for own in route["parameters"]}
-        told = client.post(path, params={**known, "nothing": "x"}, files=own[:1]).json()["error"]
-        assert "'nothing'" in told and told.endswith(", ".join(known))
-        for status, shape in (("200", form), ("4XX", answers.ErrorResponse)):
-            shape.model_validate(route["responses"][status]["content"]["application/json"]["example"], strict=True)
-        example = route["requestBody"]["content"]["application/json"]["example"]
-        form.model_validate(client.post(path, json=example).raise_for_status().json(), strict=True)
+    for path in list(paths)[:6]:
+        (route,) = paths[path].values()
+        examples = {status: own["content"]["application/json"]["example"] for status, own in route["responses"].items()}
+        if path in ("/predict", "/explain", "/embed"):  # what is described is taken, and nothing else
+            known = {own["name"]: "x" for own in route["parameters"]}
+            refusal = client.post(path, params={**known, "nothing": "x"}, files=own).json()
+            assert "'nothing'" in refusal["error"] and refusal["error"].endswith(", ".join(known))
+            assert refusal.keys() == examples["4XX"].keys()
+            asked = route["requestBody"]["content"]["application/json"]["example"]
+            told = client.post(path, json=asked).raise_for_status().json()
+        else:
+            told = client.get(path).json()
+        assert keys(told) == keys(examples["200"])
+
+
+def keys(value: Any) -> Any:
+    """The keys of objects, those within the first element of lists included."""
+    if isinstance(value, dict):
+        return {name: keys(own) for name, own in value.items()}
+    return [keys(value[0])] if isinstance(value, list) and value else []
 
 
 def test_errors_have_codes_beside_their_messages(client: httpx.Client, folder: Path) -> None:
@@ -185,8 +186,8 @@ def test_errors_have_codes_beside_their_messages(client: httpx.Client, folder: P
         (("POST", "/predict", {"headers": {"origin": "http://evil.example"}}), 403, "serving.origin-foreign"),
     ):
         answer = client.request(method, path, **more)
-        found = answers.ErrorResponse.model_validate(answer.json(), strict=True)
-        assert (answer.status_code, found.code) == (status, code), path
+        told = answer.json()
+        assert (answer.status_code, told["code"], told.keys()) == (status, code, {"error", "code"}), path
 
 
 def test_metrics_count_what_was_asked(client: httpx.Client, server: Server, folder: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_pretrained_model_begins_trainings_and_is_asked_nothing(place: Workspa
     told = json.loads((copy / "pretrained" / "model.json").read_text(encoding="utf-8"))
     (copy / "pretrained" / "model.json").write_text(json.dumps({**told, "classes": []}), encoding="utf-8")
     client = TestClient(create_app(open_workspace(place.photographs, runs=copy, labels=place.labels)))
-    for tab in ("look/models", "live/models", "predict", "ship/models"):
+    for tab in ("look/models", "predict", "ship/models"):
         assert client.get(f"/api/{tab}").json()["models"] == ["first"], tab
     offers = client.get("/api/train/offers").json()["offers"]
     assert {"run first", "run pretrained"} <= {own["title"] for own in offers}

@@ -88,7 +88,7 @@ def test_a_new_model_of_a_named_data_set_follows_its_recipe(place: Workspace) ->
 def test_trainings_that_are_asked_for_at_once_have_a_name_each(client: TestClient, place: Workspace) -> None:
     """A double click, two tabs, a second studio, and `vitkit train` meanwhile."""
     other = TestClient(create_app(place), raise_server_exceptions=False)
-    assert [start(own, time="soon").status_code for own in (client, other)] == [400, 400]  # they have met by now
+    assert [start(own, time="soon").status_code for own in (client, other)] == [422, 422]  # they have met by now
     gate, given, trained = threading.Barrier(7), [], []
 
     def ask(who: TestClient) -> None:

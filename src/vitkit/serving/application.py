@@ -1,7 +1,7 @@
 """The HTTP routes of a server, as a FastAPI application.
 
-Responses are JSON. Pydantic classes such as `PredictionsResponse` only describe them for the OpenAPI schema, and tests
-compare the classes with real responses. The page at /docs loads all its files from this server.
+Responses are JSON. In the OpenAPI schema, an example of each describes them; tests compare the examples with real
+responses. The page at /docs loads all its files from this server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse
 from prometheus_client import generate_latest
-from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from swagger_ui_bundle import swagger_ui_path
@@ -54,18 +53,19 @@ def make_application(service: Service) -> FastAPI:
         return _error_response(code, error.status_code, error.detail.lower(), error.headers)
 
     routes = _Routes(service)
-    for path, handler, schema, summary in (
-        ("/predict", routes.predict, PredictionsResponse, "Classify pictures"),
-        ("/explain", routes.explain, ExplanationResponse, "Show which regions of a picture speak for a class"),
-        ("/embed", routes.embed, EmbeddingsResponse, "Compute the features of pictures"),
-        ("/models", routes.models, ModelsResponse, "List the models"),
-        ("/health", routes.health, StateResponse, "Check whether the server is running"),
-        ("/ready", routes.ready, StateResponse, "Check whether the server accepts requests"),
-        ("/metrics", routes.metrics, None, "Return the metrics for Prometheus"),
+    for path, handler, summary in (
+        ("/predict", routes.predict, "Classify pictures"),
+        ("/explain", routes.explain, "Show which regions of a picture speak for a class"),
+        ("/embed", routes.embed, "Compute the features of pictures"),
+        ("/models", routes.models, "List the models"),
+        ("/health", routes.health, "Check whether the server is running"),
+        ("/ready", routes.ready, "Check whether the server accepts requests"),
+        ("/metrics", routes.metrics, "Return the metrics for Prometheus"),
     ):
         responses: dict[int | str, dict[str, Any]] = {
-            200: {"model": schema, **_example(path)},
-            "4XX": {"model": ErrorResponse, **_example("4XX")},
+            status: {"content": {"application/json": {"example": _EXAMPLES[name]}}}
+            for status, name in ((200, path), ("4XX", "4XX"))
+            if path in _EXAMPLES  # metrics are text
         }
         app.add_api_route(
             path,
@@ -75,7 +75,7 @@ def make_application(service: Service) -> FastAPI:
             response_model=None,  # the handlers return finished responses, which FastAPI must not validate again
             summary=summary,
             tags=[_PICTURES if path in OPTIONS else _SERVER],
-            responses=responses if schema else None,
+            responses=responses,
             openapi_extra=openapi_request(path, _EXAMPLES["request"]) if path in OPTIONS else None,
         )
 
@@ -94,10 +94,6 @@ def make_application(service: Service) -> FastAPI:
         return FileResponse(_FILES[name])
 
     return app
-
-
-def _example(name: str) -> dict[str, Any]:
-    return {"content": {"application/json": {"example": _EXAMPLES[name]}}} if name in _EXAMPLES else {}
 
 
 class _Routes:
@@ -180,109 +176,3 @@ def _error_response(code: str, status: int, reason: str, headers: Mapping[str, s
 
 def _json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(to_json(value).encode("utf-8", "replace"), status, headers, "application/json")
-
-
-class _Schema(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class ErrorResponse(_Schema):
-    """The response to a request that was refused.
-
-    `error` says what is wrong, and may be reworded. `code` names the reason, such as `serving.image-missing`, and stays
-    the same.
-    """
-
-    error: str
-    code: str
-
-
-class ClassProbability(_Schema):
-    """A class with its probability."""
-
-    label: str
-    confidence: float
-
-
-class PredictionResponse(_Schema):
-    """The prediction for one picture, with the fields of `vitkit predict -o FILE.jsonl`."""
-
-    path: str
-    label: str | None
-    confidence: float | None
-    top: list[ClassProbability] = []
-    rejected: str | None = None
-    set: list[str] | None = None
-    familiar: float | None = None
-    error: str | None = None
-    note: str | None = None
-
-
-class PredictionsResponse(_Schema):
-    """One prediction for each picture, in the order of the request."""
-
-    model: str
-    version: str
-    predictions: list[PredictionResponse]
-
-
-class EmbeddingResponse(_Schema):
-    """The features of one picture: one vector, or one vector per patch if the request was for `patches`."""
-
-    path: str
-    features: list[float] | list[list[float]] | None
-    error: str | None = None
-
-
-class EmbeddingsResponse(_Schema):
-    """One row of features for each picture, in the order of the request."""
-
-    model: str
-    version: str
-    what: str
-    embeddings: list[EmbeddingResponse]
-
-
-class ExplanationResponse(_Schema):
-    """The regions of a picture that speak for a class.
-
-    `maps` has a grid for each method, with one value per patch. `box` is the part of the picture that the model saw:
-    left, top, right and bottom in pixels. `heads` has a grid for each attention head of each layer in `layers`.
-    """
-
-    model: str
-    version: str
-    target: str
-    probability: float
-    top: list[ClassProbability]
-    size: list[int]
-    box: list[float]
-    maps: dict[str, list[list[float]]]
-    layers: list[int] = []
-    heads: list[list[list[list[float]]]] | None = None
-
-
-class ModelResponse(_Schema):
-    """A model and the requests that it can answer."""
-
-    name: str
-    version: str
-    classes: list[str]
-    task: str
-    backend: str
-    precision: str
-    image_size: list[int]
-    batch: int
-    answers: list[str]
-
-
-class ModelsResponse(_Schema):
-    """All models. The first one answers requests that do not name a model."""
-
-    models: list[ModelResponse]
-
-
-class StateResponse(_Schema):
-    """The state of the server."""
-
-    status: str

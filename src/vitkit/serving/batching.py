@@ -85,18 +85,6 @@ class Workers:
             self._changed.notify_all()
         return await asyncio.wrap_future(request.future)
 
-    def cancel(self) -> None:
-        """Accept no more requests, and answer the waiting ones with `ClosedError`. Batches in progress are finished."""
-        with self._changed:
-            self._is_closed = True
-            refused = [item for queue in self._queues.values() for item in queue]
-            self._queues.clear()
-            self.waiting = 0
-            self._changed.notify_all()
-        for item in refused:
-            item.request.error = ClosedError()
-        self._complete_requests(refused)
-
     def close(self) -> None:
         """Accept no more requests, answer the waiting ones, and end the threads."""
         with self._changed:

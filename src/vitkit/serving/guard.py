@@ -111,11 +111,8 @@ def is_loopback(host: str) -> bool:
 def rules_for_host(host: str, token: str | None, other_names: Iterable[str] = (), **others: Any) -> Rules:
     """Return the rules for a server at a host. If other machines can reach the host, a token is required.
 
-    Args:
-        host: a name or an address.
-        token: see `Rules`.
-        other_names: other names of the server, such as those that proxies and containers use.
-        others: other fields of `Rules`.
+    `other_names` are further names of the server, such as those that proxies and containers use; `others` are fields of
+    `Rules`.
     """
     names = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in other_names)}
     if is_loopback(host):

@@ -94,7 +94,7 @@ def serve(
     if missing:
         reason = f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'"
         raise VitkitError("serving.package-missing", reason)
-    from vitkit.serving.guard import is_loopback, new_token, rules_for_host
+    from vitkit.serving.guard import bound_socket, is_loopback, new_token, rules_for_host
     from vitkit.serving.models import open_models
     from vitkit.serving.service import Service
 
@@ -104,7 +104,16 @@ def serve(
         reason = "--token must be 16 to 512 characters, each a letter, a digit or one of . _ ~ -"
         raise VitkitError("serving.token-invalid", reason)
     rules = rules_for_host(host, token, allow_host, open_paths=_OPEN_PATHS)
-    listener = _listener_at(host, port)
+    if not 0 <= port <= 65535:
+        raise VitkitError("serving.port-invalid", f"--port {port} must be from 0 to 65535")
+    try:
+        listener = bound_socket(host, port)
+    except (socket.gaierror, UnicodeError) as error:
+        reason = f"--host {host} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all its addresses"
+        raise VitkitError("serving.host-invalid", reason) from error
+    except OSError as error:
+        message = f"cannot listen at {host}, port {port} ({error.strerror}): choose another --port, 0 for any"
+        raise VitkitError("serving.port-taken", message) from error
     try:
         limits = {"max_waiting": queue, "max_explanations": explain_queue, "max_values": max_values}
         service = Service(open_models(sources, compute), max_wait=max_wait / 1000, **limits)  # milliseconds to seconds
@@ -112,21 +121,6 @@ def serve(
     except BaseException:
         listener.close()
         raise
-
-
-def _listener_at(host: str, port: int) -> socket.socket:
-    from vitkit.serving.guard import bound_socket
-
-    if not 0 <= port <= 65535:
-        raise VitkitError("serving.port-invalid", f"--port {port} must be from 0 to 65535")
-    try:
-        return bound_socket(host, port)
-    except (socket.gaierror, UnicodeError) as error:
-        reason = f"--host {host} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all its addresses"
-        raise VitkitError("serving.host-invalid", reason) from error
-    except OSError as error:
-        message = f"cannot listen at {host}, port {port} ({error.strerror}): choose another --port, 0 for any"
-        raise VitkitError("serving.port-taken", message) from error
 
 
 class Server:
@@ -198,7 +192,7 @@ class Server:
 
     def stop(self) -> None:
         """Accept no more requests, answer the accepted ones, and end the server."""
-        self._service.stop_accepting()
+        self._service.is_closing = True
         self._server.should_exit = True
         self._thread.join()
         self._service.close()

@@ -95,12 +95,9 @@ class Service:
 
     Explanations take a long time. Therefore separate threads compute them.
 
-    Args:
-        models: the models by name; the first one answers requests that name no model.
-        max_wait: the longest time in seconds that a picture waits for others to form a batch with them.
-        max_waiting: the maximum number of waiting pictures.
-        max_explanations: the maximum number of pictures that wait for an explanation.
-        max_values: the maximum number of values in an answer with features.
+    The first of the models answers requests that name no model. `max_wait` is the longest time in seconds that a
+    picture waits for others to form a batch with them. At most `max_waiting` pictures wait for a prediction or
+    features, and `max_explanations` for an explanation. An answer with features has at most `max_values` values.
 
     Attributes:
         is_closing: whether the server accepts no more requests.
@@ -202,14 +199,9 @@ class Service:
             "heads": None if explanation.heads is None else explanation.heads.tolist(),
         }
 
-    def stop_accepting(self) -> None:
-        """Accept no more requests. Accepted ones are answered, except waiting explanations, which are refused."""
-        self.is_closing = True
-        self.explainers.cancel()
-
     def close(self) -> None:
-        """Answer the accepted requests except waiting explanations, which are refused, and end the threads."""
-        self.stop_accepting()
+        """Accept no more requests, answer the accepted ones, and end the threads."""
+        self.is_closing = True
         self.explainers.close()
         self.workers.close()
         set_threads(self._threads_before)  # because the setting of a thread is also the default of later threads

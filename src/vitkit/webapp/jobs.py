@@ -43,7 +43,7 @@ from vitkit.system import (
     write_json,
 )
 from vitkit.text import coerce_types
-from vitkit.webapp.workspace import make_numbered_folder, state_of_runs
+from vitkit.webapp.workspace import state_of_runs
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
 _LOCK = "runner.lock"
@@ -116,13 +116,6 @@ class Jobs:
     def stop_file(self, job: Job) -> Path:
         """Return the file whose existence asks the job's process to stop, on systems without signals."""
         return self.folder / f"{job.number:06}.stop"
-
-    def reserve(self, name: str) -> str:
-        """Create an empty run folder with an unused name, and return the name.
-
-        Concurrent requests, other studios and the command line each get a different name.
-        """
-        return make_numbered_folder(self.runs, name, {job.run for job in self.all()}).name
 
     def release_name(self, run: str) -> None:
         """Delete the empty folder of a run that never started, so that its name is free again."""

@@ -6,12 +6,12 @@ import base64
 import io
 import threading
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
+from vitkit import weights
 from vitkit.data import picture_of
 from vitkit.errors import VitkitError
 from vitkit.explanation import HEADS, METHODS
@@ -42,7 +42,7 @@ class Models:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._lock = workspace, threading.Lock()
-        self._load = file_cache(_load_with, _MAX_OPEN)
+        self._load = file_cache(lambda description: weights.load(description.parent), _MAX_OPEN)
 
     def predict(self, run: str, content: bytes) -> dict[str, Any]:
         """Return the prediction for a picture, the picture for display, and the available explanation methods.
@@ -147,12 +147,6 @@ class Models:
             reason = f"{run} has no model yet: the first one is saved after the first epoch"
             raise VitkitError("webapp.model-missing", reason)
         return self._load(description)
-
-
-def _load_with(description: Path) -> Classifier:
-    from vitkit.weights import load
-
-    return load(description.parent)
 
 
 @lru_cache(maxsize=1)  # one workspace is open at a time

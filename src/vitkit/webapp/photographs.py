@@ -109,15 +109,6 @@ class Photographs:
         self._labels: CurrentLabels | None = None
         self._state: tuple[LabelFile, State] | None = None
 
-    def begin(self) -> None:
-        """Start to read the photographs in the background. If this fails, the first request reports the error."""
-
-        def read() -> None:
-            with contextlib.suppress(VitkitError, OSError):
-                self.read()
-
-        threading.Thread(target=read, daemon=True).start()
-
     def read(self, *, relist: bool = False) -> State:
         """Return the current photographs and labels; `relist` lists the folder again.
 
@@ -181,7 +172,8 @@ class Photographs:
                 previous = "" if before == UNLABELLED else before
                 edits.append(Edit(path, label, previous, proposed_by=proposed_by))
             check_exist([state.table.at(edit.path) for edit in edits])
-            return self._add(edits)
+            self.workspace.label_file.add(edits)
+            return self.read()
 
     def accept(self, version: str, run: str, groups: Sequence[tuple[str, Sequence[int]]]) -> State:
         """Give photographs without a class the classes that a run suggests, in one step; ignore the others.
@@ -197,7 +189,10 @@ class Photographs:
                 if state.labels[i] == UNLABELLED
             }
             check_exist([state.table.file(i) for i in labels])
-            return self._add([Edit(state.table.paths[i], label, proposed_by=run) for i, label in labels.items()])
+            self.workspace.label_file.add(
+                [Edit(state.table.paths[i], label, proposed_by=run) for i, label in labels.items()]
+            )
+            return self.read()
 
     def rename(self, old: str, new: str) -> State:
         """Rename a class. If another class already has the new name, merge both classes."""
@@ -205,7 +200,8 @@ class Photographs:
             state = self.read()
             edits = renaming(zip(state.table.paths, state.labels, strict=True), old, clean_class_name(new))
             check_exist([state.table.at(edit.path) for edit in edits])
-            return self._add(edits)
+            self.workspace.label_file.add(edits)
+            return self.read()
 
     def undo(self) -> State:
         """Undo the last step, that is, all labels that were set at the same moment."""
@@ -229,10 +225,6 @@ class Photographs:
             of_rows = (name for edit in self._state[0].edits for name in names_in(edit.label))
             names = dict.fromkeys([*of_folders, *of_rows, *sorted(counts)])
         return [{"name": name, "count": counts[name]} for name in names if counts[name]]
-
-    def _add(self, edits: Sequence[Edit]) -> State:
-        self.workspace.label_file.add(edits)
-        return self.read()
 
     def _state_of_version(self, version: str, numbers: Sequence[int]) -> State:
         """Return the current state, after checking that it has this version and photographs with these numbers."""

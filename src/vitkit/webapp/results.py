@@ -33,15 +33,7 @@ from vitkit.webapp.photographs import Thumbnails, check_exist, check_number, cle
 from vitkit.webapp.workspace import Workspace
 
 Choice = Literal["keep", "relabel", "exclude"]
-AGAIN = {  # what it means to train again with the corrected labels, by `is_cross_tested`
-    False: "Every photograph stays in its split, so the figures can be compared.",
-    True: (
-        "Every photograph is again tested by a layer that was trained without it, so the figures can be compared; this "
-        "requires that only the last layer of the model from which this run began is trained."
-    ),
-}
 _MAX_SUSPECTS = 300  # maximum number of suspected label errors on a page
-_OTHER_FIGURES = ("balanced_accuracy", "loss")  # figures next to the headline
 
 
 def summaries(workspace: Workspace) -> list[dict[str, Any]]:
@@ -56,7 +48,7 @@ def summaries(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def figures_in(folder: Path) -> dict[str, Any]:
-    """Return a run's main evaluation result with its interval and caveats, and a few further measures.
+    """Return a run's main evaluation result with its interval and caveats.
 
     Empty if the run has no evaluation yet, or if its file is being written or damaged.
     """
@@ -66,9 +58,9 @@ def figures_in(folder: Path) -> dict[str, Any]:
     try:
         numbers = read_figures(file)
         headline = headline_of(numbers)
-        others = {name: numbers[name] for name in _OTHER_FIGURES if numbers.get(name) is not None}
-        if headline.folds:  # each figure has its mean and values over the folds
-            others = {name: value["mean"] for name, value in others.items()}
+        others, balanced = {}, numbers.get("balanced_accuracy")
+        if balanced is not None:  # with folds, it has its mean and values over the folds
+            others["balanced_accuracy"] = balanced["mean"] if headline.folds else balanced
         verdict = asdict(verdict_of(numbers))
     except (OSError, VitkitError, TypeError, KeyError, AttributeError):
         return {}
@@ -141,7 +133,6 @@ def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
         "suspects": rows,
         "why_not": _why_read_only(workspace, folder),
         "version": stamp_of(folder / LABEL_ERRORS),
-        "again": AGAIN[is_cross_tested(folder)],
     }
 
 

@@ -64,22 +64,6 @@ def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
     return exports
 
 
-def offered() -> list[dict[str, Any]]:
-    """Return the kinds of files that a model can be exported to, with the megabytes to download first for each kind."""
-    offers = []
-    for kind in _KINDS.values():
-        needs_download = isinstance(kind, PackageKind) and kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
-        offers.append(
-            {
-                "name": kind.name,
-                "title": kind.title if isinstance(kind, PackageKind) else kind.runtime,
-                "is_package": isinstance(kind, PackageKind),
-                "megabytes": RUNTIME_MEGABYTES if needs_download else 0,
-            }
-        )
-    return offers
-
-
 def card_of(workspace: Workspace, run: str) -> str:
     """Return the model card of a run's model, in Markdown."""
     from vitkit.weights import inspect
@@ -111,7 +95,16 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
-        return {"models": workspace.classifier_names(), "formats": offered()}
+        formats = []
+        for kind in _KINDS.values():
+            is_package = isinstance(kind, PackageKind)
+            title = kind.title if isinstance(kind, PackageKind) else kind.runtime
+            needs_runtime = isinstance(kind, PackageKind) and kind.needs_runtime
+            megabytes = (
+                RUNTIME_MEGABYTES if needs_runtime and not cache_path(RUNTIME_URL).is_file() else 0
+            )  # to download
+            formats.append({"name": kind.name, "title": title, "is_package": is_package, "megabytes": megabytes})
+        return {"models": workspace.classifier_names(), "formats": formats}
 
     @routes.get("/model")
     def show_model(run: str) -> dict[str, Any]:

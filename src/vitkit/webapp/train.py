@@ -23,7 +23,7 @@ from vitkit.training import bundled, read_metrics
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.photographs import photographs_in
 from vitkit.webapp.results import figures_in, is_cross_tested
-from vitkit.webapp.workspace import Workspace
+from vitkit.webapp.workspace import Workspace, make_numbered_folder
 
 _SUFFIXES = (".pth", ".safetensors", ".npz", ".pt", ".bin", ".ckpt")
 _PUBLISHED = (  # common models of each size, the smallest first; the command line offers all models
@@ -103,7 +103,6 @@ def _published() -> list[Offer]:
 
 
 _FROM_SCRATCH = "none"  # weights of a training from scratch
-_DURATION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?[smh]")
 _LOG_LINES = 200  # of a log
 PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")  # a line that commands print
 WEIGHTS_ADVICE = "put a file of weights into the folder of the studio, or start it with --weights FILE"
@@ -112,13 +111,13 @@ WEIGHTS_ADVICE = "put a file of weights into the folder of the studio, or start 
 class TrainingRequest(BaseModel):
     """A request for a training.
 
-    `weights` is the `source` of an `Offer`, or `none` to train from scratch. `time` is a budget such as 10m.
+    `weights` is the `source` of an `Offer`, or `none` to train from scratch. `time` is a budget.
     `split_from` is the run whose split is kept.
     """
 
     weights: str = Field(max_length=4000)
     method: Literal["auto", "probe", "lora", "full", "scratch"] = "auto"
-    time: str = Field(default="", max_length=20)
+    time: Literal["", "2m", "10m", "30m", "1h", "3h"] = ""
     split_from: str = Field(default="", max_length=300)
 
 
@@ -134,7 +133,10 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.post("/start")
     def start(request: TrainingRequest) -> dict[str, Any]:
         arguments, notes = _arguments(workspace, request)
-        name = jobs.reserve(re.sub(r"[^\w.-]+", "_", workspace.name).strip("._")[:60] or "run")  # safe in URLs
+        # An empty folder with an unused name, so that concurrent requests, other studios and the command line each get
+        # a different one.
+        prefix = re.sub(r"[^\w.-]+", "_", workspace.name).strip("._")[:60] or "run"  # safe in URLs
+        name = make_numbered_folder(workspace.runs, prefix, jobs.last().keys()).name
         try:
             jobs.add(name, [*arguments, "--out", str(workspace.runs / name)], request.model_dump())
         except BaseException:
@@ -201,9 +203,6 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
     else:
         arguments += ["--weights", find_offer(workspace, request.weights).source, "--method", request.method]
     if request.time:
-        if not _DURATION.fullmatch(request.time):
-            reason = f"{request.time!r} is not a duration: write it as 90s, 10m or 2h"
-            raise VitkitError("webapp.time-invalid", reason)
         arguments += ["--time", request.time]
     if request.split_from:
         earlier_run = workspace.run_folder(request.split_from)

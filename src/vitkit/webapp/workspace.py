@@ -59,22 +59,18 @@ class Labels:
             except FileNotFoundError:
                 stamp = None
             if self._known is None or stamp != self._stamp:
-                self._check_registry(exists=stamp is not None)
+                # If the file is lost, all photographs would appear to be unlabelled.
+                recorded = from_json(read_text(self._registry)) if self._registry.is_file() else []
+                if stamp is not None and str(self.file) not in recorded:
+                    self._registry.parent.mkdir(parents=True, exist_ok=True)
+                    write_json(self._registry, [*recorded, str(self.file)])
+                elif stamp is None and str(self.file) in recorded:
+                    advice = f"restore it, or delete {self._registry} to start without labels"
+                    raise VitkitError("webapp.labels-missing", f"the label file {self.file} is gone: {advice}")
                 self._accept(labels_so_far(self.file, self._known))
                 self._stamp = stamp
             assert self._known is not None
             return self._known
-
-    def _check_registry(self, *, exists: bool) -> None:
-        """Record the label file, or raise an error if it is lost: all photographs would appear to be unlabelled."""
-        path = str(self.file)
-        recorded = from_json(read_text(self._registry)) if self._registry.is_file() else []
-        if exists and path not in recorded:
-            self._registry.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._registry, [*recorded, path])
-        elif not exists and path in recorded:
-            reason = f"the label file {path} is gone: restore it, or delete {self._registry} to start without labels"
-            raise VitkitError("webapp.labels-missing", reason)
 
     def add(self, edits: Sequence[Edit]) -> None:
         """Append rows to the file."""
@@ -199,16 +195,6 @@ class Workspace:
         """List the names of the runs whose model can classify, the newest first; a pre-trained model has no classes."""
         return [name for name in self.model_names() if _has_classes(self.runs / name)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields that the page shows, as plain JSON types."""
-        return {
-            "name": self.name,
-            "photographs": str(self.photographs),
-            "runs": str(self.runs),
-            "labels": str(self.labels),
-            "first_run": self.first_run,
-        }
-
 
 def make_numbered_folder(parent: Path, name: str, taken: Collection[str] = ()) -> Path:
     """Create the first of the folders NAME-1, NAME-2 … that does not exist and whose name is not `taken`."""
@@ -236,14 +222,7 @@ def state_of_runs(runs: Path) -> Path:
 def open_workspace(
     source: str | Path, runs: str | Path | None = None, labels: str | Path | None = None, weights: tuple[str, ...] = ()
 ) -> Workspace:
-    """Open the workspace of a folder of photographs, a named data set, or a run.
-
-    Args:
-        source: a folder or archive of photographs; the name of a data set, which is downloaded on first use; or a run
-            folder, to open the photographs of the run.
-        runs: the folder of existing and new run folders. The default is the parent of the run, or else `runs`.
-        labels: the label file. The default is `labels/NAME.csv`.
-        weights: local files or models to start from, in addition to those of the runs.
+    """Open the workspace of photographs, of a named data set, or of a run; the arguments are those of `studio`.
 
     Raises:
         VitkitError: the folder does not exist, or runs or labels would lie among the photographs.

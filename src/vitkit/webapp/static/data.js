@@ -51,7 +51,7 @@ class DataPage {
     this.head = el("p", { class: "data-head", role: "status" });
     this.ordered = el("div");
     this.working = el("p", { class: "small soft", role: "status" });
-    const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: this.sizeAtFirst(), oninput: () => this.resize(Number(size.value)) });
+    const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: innerWidth < 640 ? 100 : 150, oninput: () => this.grid.resize(Number(size.value)) });
     this.undoButton = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.undo() }, "Undo");
     const find = this.find = el("input", { type: "search", placeholder: "part of it", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
     const tools = el("div", { class: "row data-tools" },
@@ -84,15 +84,6 @@ class DataPage {
     this.grid.element.dataset.pending = count;
     const text = count && unreachable ? `${count === 1 ? "1 label is" : `${count} labels are`} not saved yet: the studio does not answer. They are sent again as soon as it does; leave this page open.` : "";
     if (this.unsaved.textContent !== text) this.unsaved.textContent = text;
-  }
-
-  sizeAtFirst() {
-    return Number(sessionStorage.getItem("size")) || (innerWidth < 640 ? 100 : 150);
-  }
-
-  resize(size) {
-    sessionStorage.setItem("size", size);
-    this.grid.resize(size);
   }
 
   // --- What is shown ------------------------------------------------------------------------------------
@@ -139,7 +130,7 @@ class DataPage {
   /** Shown if no photograph matches the filters. */
   wayOut() {
     const all = () => {
-      Object.assign(this.photos.filter, { label: null, split: "", finding: "", text: "" });
+      Object.assign(this.photos.filter, { label: null, finding: "", text: "" });
       this.find.value = "";
       this.filtered({ top: true, leaveOrder: true });
     };
@@ -149,7 +140,7 @@ class DataPage {
   /** What to do next, until a training has begun. */
   nextStep() {
     const { photos } = this;
-    if (photos.split_of) return null;
+    if (photos.is_trained) return null;
     const press = (text, work) => el("button", { type: "button", class: "link", onclick: work }, text);
     if (!photos.classes.length) return finding("note", "Choose photographs, then give them a class: type a name below, such as daisy, and press Enter.");
     if (!photos.check && photos.counts().none === 0 && photos.classes.length > 1) return finding("note", "Every photograph has a class. Look for copies and broken files before you train: ", press("check them now", () => this.check()));
@@ -312,7 +303,7 @@ class DataPage {
       fail(error);
       return;
     }
-    Object.assign(this.photos.filter, { label: null, split: "", finding: "", text: "" });
+    Object.assign(this.photos.filter, { label: null, finding: "", text: "" });
     this.filtered({ top: true });
     this.grid.active = true;
     this.grid.mark();

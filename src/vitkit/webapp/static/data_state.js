@@ -11,7 +11,7 @@ const HARMLESS = "there is a copy of it";
 
 export class Photos {
   constructor() {
-    this.filter = { label: null, split: "", finding: "", text: "" };
+    this.filter = { label: null, finding: "", text: "" };
     this.order = null; // photographs in a special order, for example by similarity
     this.check = null;
     this.pending = []; // labels that are on their way to the label file: [{ paths, label }]
@@ -101,7 +101,6 @@ export class Photos {
 
   describe(id) {
     const parts = [this.file(id), this.labels[id] === OUT ? "left out" : this.label(id) || "no class"];
-    if (this.splits[id]) parts.push(this.splits[id]);
     const suggestion = this.suggestion(id);
     if (suggestion) parts.push(`${this.suggestedBy} suggests ${suggestion[0]} (${percent(suggestion[1])})`);
     parts.push(...this.troubles(id));
@@ -167,11 +166,10 @@ export class Photos {
 
   /** The photographs that are shown, in their order. */
   shown() {
-    const { label, split, finding, text } = this.filter;
+    const { label, finding, text } = this.filter;
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
     const has = finding ? this.findings().find((own) => own.key === finding)?.has ?? (() => false) : null;
     const wanted = (id) => (label === null ? this.labels[id] !== OUT || Boolean(this.order) : this.ofClass(id, label))
-      && (!split || (this.splits[id] || "") === split)
       && (!has || has(id))
       && words.every((word) => this.lower[id].includes(word));
     const all = this.order ? this.order.images : [...this.paths.keys()];

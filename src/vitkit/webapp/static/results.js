@@ -109,7 +109,7 @@ class ResultsPage {
   // --- Labels that look wrong -----------------------------------------------------------------------------------
 
   showDoubts(address, told) {
-    const { total, chance, suspects, why_not: whyNot, version, again: kept } = told;
+    const { total, chance, suspects, why_not: whyNot, version } = told;
     const send = async (numbers, what, label = "") => {
       try {
         const after = await (what === "undo" ? post("/api/data/undo").then(() => get(`${address}/suspects`)) : post(`${address}/suspects`, { version, numbers, what, label }));
@@ -127,7 +127,7 @@ class ResultsPage {
     const left = suspects.length - this.most;
     const more = el("button", { type: "button", onclick: () => { this.most += MORE; this.showDoubts(address, told); } }, `Show more (${left} left)`);
     fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
-      el("p", { class: "row" }, again, el("span", { class: "small soft" }, `${kept} So that the figures can be compared, changed test labels count as they were; the figure with the new labels stands beside.`)),
+      el("p", { class: "row" }, again, el("span", { class: "small soft" }, `Every photograph is tested as before. So that the figures can be compared, changed test labels count as they were; the figure with the new labels stands beside.`)),
       el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(`${address}/suspects/${number}?list=${encodeURIComponent(version)}`, own, number, whyNot ? null : send))),
       left > 0 && more);
   }
