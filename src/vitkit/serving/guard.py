@@ -34,7 +34,6 @@ _Application = Callable[[Any, Receive, Send], Awaitable[None]]
 _SAFE_METHODS = ("GET", "HEAD")
 _MIN_BYTES_PER_SECOND = 64 * 2**10  # each such amount that arrives extends the time limit of a body by a second
 _LINGER = 2.0  # seconds to receive a refused body: closing earlier would lose the answer
-_RETRY_AFTER = 2  # seconds to wait before retrying
 _DEFAULT_HEADERS = {  # added to every answer that does not set them
     b"x-content-type-options": b"nosniff",
     b"x-frame-options": b"DENY",
@@ -46,9 +45,6 @@ _DEFAULT_HEADERS = {  # added to every answer that does not set them
         b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
 }
-
-_MAX_HEAD_BYTES = 16 * 2**10  # bytes of the head of a request
-_MAX_CONNECTIONS = 1000  # further ones are answered with 503
 
 
 @dataclass(frozen=True)
@@ -137,8 +133,8 @@ def server_config(application: Guard, **options: Any) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         access_log=False,
-        limit_concurrency=_MAX_CONNECTIONS,
-        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        limit_concurrency=1000,  # further connections are answered with 503
+        h11_max_incomplete_event_size=16 * 2**10,  # bytes of the head of a request
         **options,
     )
 
@@ -354,7 +350,7 @@ async def _reply(send: Send, status: int, answer: dict[str, str], extra: Iterabl
     body = json.dumps(answer).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *extra]
     headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
-    headers += [(b"retry-after", str(_RETRY_AFTER).encode())] if status == 503 else []
+    headers += [(b"retry-after", b"2")] if status == 503 else []
     await send({"type": "http.response.start", "status": status, "headers": _with_default_headers(headers)})
     await send({"type": "http.response.body", "body": body, "more_body": status >= 400})
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float32]
 _NAMED_SOURCE = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
-_VERSION_DIGITS = 12
 
 
 def open_models(sources: Sequence[str | Path | Classifier], compute: Compute) -> dict[str, ServedModel]:
@@ -202,4 +201,4 @@ def version_of(classifier: Classifier) -> str:
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))  # so that other divisions into parts give another hash
         digest.update(part)
-    return digest.hexdigest()[:_VERSION_DIGITS]
+    return digest.hexdigest()[:12]

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")  # characters that headers, cookies and URLs transmit unchanged
 _OPEN_PATHS = frozenset({"/health", "/ready"})  # for health checks, which have no token
 _PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "swagger_ui_bundle")
-_SIGNAL_INTERVAL = 0.2  # seconds between checks for a signal
-_START_INTERVAL = 0.01  # seconds between checks whether the server has started
 _SHUTDOWN_SECONDS = 20  # to answer accepted requests when the server stops
 
 
@@ -154,12 +152,13 @@ class Server:
         )
         self._listener = listener
 
-        def count_refusal(status: int) -> None:
-            service.metrics.requests.labels("refused", str(status)).inc()
-
         self._server = uvicorn.Server(
             server_config(
-                Guard(make_application(service), rules, count_refusal),
+                Guard(
+                    make_application(service),
+                    rules,
+                    lambda status: service.metrics.requests.labels("refused", str(status)).inc(),
+                ),
                 loop="asyncio",
                 log_config=None,
                 log_level="error",
@@ -173,7 +172,7 @@ class Server:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         while self._thread.is_alive() and not self._server.started:
-            self._thread.join(_START_INTERVAL)
+            self._thread.join(0.01)
         if self._start_error is not None:
             service.close()
             raise self._start_error
@@ -188,7 +187,7 @@ class Server:
 
         with Deferral() as deferral, self:
             while deferral.received is None and self._thread.is_alive():
-                time.sleep(_SIGNAL_INTERVAL)
+                time.sleep(0.2)
 
     def stop(self) -> None:
         """Accept no more requests, answer the accepted ones, and end the server."""

@@ -83,27 +83,11 @@ def _photo_folders_below(top: Path, titles_from: Path) -> Iterator[PhotoFolder]:
 # --- Uploads --------------------------------------------------------------------------------------------------
 
 
-def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
-    """Create an empty folder for uploads in `uploads`, next to the folder of runs.
-
-    A number is appended to the name to make it unique. The folder must not lie in `photographs`, the folder that the
-    studio shows, if any.
-    """
-    uploads = runs.parent / UPLOADS
-    if photographs is not None and uploads.resolve().is_relative_to(photographs):
-        reason = f"{uploads} lies among the photographs, where nothing is written: start the studio in another folder"
-        raise VitkitError("webapp.folder-inside-photographs", reason)
-    return make_numbered_folder(uploads, _valid_name(name) or "photographs")
-
-
 def upload_folders(runs: Path) -> list[PhotoFolder]:
-    """Return the folders with uploads, newest first.
-
-    Hidden folders are left out: they are unfinished folders that the module `predict` is still writing.
-    """
+    """Return the folders with uploads, newest first."""
     uploads = runs.parent / UPLOADS
     paths = uploads.iterdir() if uploads.is_dir() else ()
-    found = [path for path in paths if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")]
+    found = [path for path in paths if path.is_dir() and not path.is_symlink()]
     newest_first = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
     return [PhotoFolder(path, path.name, sum(_count_by_class(path).values())) for path in newest_first]
 
@@ -195,7 +179,12 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
 
     @routes.post("/new")
     def make(new: NewFolder) -> dict[str, Any]:
-        path = new_folder(runs, new.name, photographs)
+        uploads = runs.parent / UPLOADS
+        if photographs is not None and uploads.resolve().is_relative_to(photographs):
+            advice = "start the studio in another folder"
+            reason = f"{uploads} lies among the photographs, where nothing is written: {advice}"
+            raise VitkitError("webapp.folder-inside-photographs", reason)
+        path = make_numbered_folder(uploads, _valid_name(new.name) or "photographs")
         return PhotoFolder(path, path.name, 0).to_dict()
 
     @routes.get("/sent")

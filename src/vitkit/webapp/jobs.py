@@ -48,7 +48,6 @@ from vitkit.webapp.workspace import state_of_runs
 State = Literal["queued", "running", "done", "stopped", "failed"]
 _LOCK = "runner.lock"
 _PATIENCE = 3.0  # seconds that a second runner waits for the first, which may be about to end
-_POLL_INTERVAL = 0.2  # seconds between checks of a process that is not a child of the runner
 
 
 @dataclass(frozen=True)
@@ -170,10 +169,6 @@ class Jobs:
             )
         threading.Thread(target=runner.wait, daemon=True).start()  # so that no zombie process remains
 
-    def can_stop(self, job: Job | None) -> bool:
-        """Return whether a job is waiting, or is running in a process that this queue started."""
-        return job is not None and (not job.started or self.is_starting(job))
-
     def stop(self, run: str) -> None:
         """Ask the process of a run to stop and save a checkpoint.
 
@@ -215,7 +210,7 @@ def _run_job(jobs: Jobs, job: Job) -> None:
     for other in jobs.all():
         if other.started and not other.ended:  # its runner was killed, so that nobody recorded its end
             while is_locked(jobs.runs / other.run) or jobs.is_starting(other):
-                time.sleep(_POLL_INTERVAL)
+                time.sleep(0.2)
             jobs.write(replace(other, ended=time.time()))
     if not (jobs.folder / f"{job.number:06}.json").exists():
         return  # it was removed from the queue meanwhile

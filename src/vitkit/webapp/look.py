@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 _SIDE = 1200  # pixels of the longer side of a picture that is shown
-_MAX_OPEN = 2  # models
 _MAX_CLASSES, _MAX_LIVE_CLASSES = 20, 5  # in the answer about a picture, and about a frame of a camera
 _MAP_METHODS = tuple(name for name in METHODS if name != HEADS)  # explanation methods that compute one map
 
@@ -42,7 +41,7 @@ class Models:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._lock = workspace, threading.Lock()
-        self._load = file_cache(lambda description: weights.load(description.parent), _MAX_OPEN)
+        self._load = file_cache(lambda description: weights.load(description.parent), size=2)
 
     def predict(self, run: str, content: bytes) -> dict[str, Any]:
         """Return the prediction for a picture, the picture for display, and the available explanation methods.

@@ -276,7 +276,6 @@ def check_folder(folder: Path) -> None:
 
 SIDE = 256  # pixels of the longer side of a thumbnail
 _LARGE_SIDE = 1600  # pixels of the longer side of a picture that is shown alone
-_CACHE_FOLDER = "thumbnails-1"
 
 
 class Thumbnails:
@@ -315,7 +314,7 @@ def thumbnail(file: Place) -> bytes:
     cached = None
     if stamp := stamp_of(file):
         name = hashlib.sha256(os.fsencode(f"{file}\0{stamp}")).hexdigest()[:40]  # changes whenever the file does
-        cached = cache_folder() / _CACHE_FOLDER / name[:2] / f"{name}.jpg"
+        cached = cache_folder() / "thumbnails-1" / name[:2] / f"{name}.jpg"
         with contextlib.suppress(OSError):
             return cached.read_bytes()
     jpeg = _shrink(file, SIDE)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vitkit.webapp.app import Studio
     from vitkit.webapp.workspace import Workspace
 
-_PORTS_TRIED = 20  # number of ports to try
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # only if the user requests it
 _PACKAGES = ("fastapi", "uvicorn", "multipart")
 
@@ -99,7 +98,7 @@ def _listener_at(host: str, port: int | None) -> socket.socket:
     """Return a socket that is bound to the port. If `port` is None, try 20 ports from 8420 on, then any free one."""
     from vitkit.serving import bound_socket
 
-    for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + _PORTS_TRIED), 0):
+    for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + 20), 0):
         try:
             return bound_socket(host, number)
         except socket.gaierror as error:

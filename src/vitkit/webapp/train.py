@@ -103,7 +103,6 @@ def _published() -> list[Offer]:
 
 
 _FROM_SCRATCH = "none"  # weights of a training from scratch
-_LOG_LINES = 200  # of a log
 PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")  # a line that commands print
 WEIGHTS_ADVICE = "put a file of weights into the folder of the studio, or start it with --weights FILE"
 
@@ -251,12 +250,12 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
         "begun": begun,
         "asked": job.request if job is not None else {},
         "can_resume": jobs.can_resume(name),
-        "can_stop": jobs.can_stop(job),
+        "can_stop": job is not None and (not job.started or jobs.is_starting(job)),
     }
 
 
 def _tail(file: Path) -> list[str]:
     try:
-        return read_text(file, "replace").splitlines()[-_LOG_LINES:]
+        return read_text(file, "replace").splitlines()[-200:]
     except OSError:
         return []
