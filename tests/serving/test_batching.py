@@ -77,7 +77,7 @@ def test_what_comes_while_a_thread_is_at_work_is_answered_together_by_kind() -> 
     assert other.batches == [[0, 2, 4, 5], [6]]
 
 
-@pytest.mark.parametrize(("wait", "asked"), [(600.0, [1, 2, 3]), (1.0, [1])])
+@pytest.mark.parametrize(("wait", "asked"), [(600.0, [1, 2, 3]), (0.2, [1])])
 def test_a_free_thread_waits_for_more_unless_its_batch_is_full_or_time_is_up(wait: float, asked: list[int]) -> None:
     double, own = Doubling(), workers(wait=wait)
     work = Computation("a", 3, double)

@@ -76,7 +76,7 @@ def test_explanations_keep_no_prediction_waiting(server: Server, ask: Asking, mo
 
 
 def test_a_request_that_does_not_end_does_not_keep_a_server_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running_module, "_SHUTDOWN_SECONDS", 1)
+    monkeypatch.setattr(running_module, "_SHUTDOWN_SECONDS", 0.3)
     head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
     with serve(classifier(), compute=PLAIN, port=0) as own, socket.create_connection(address(own), timeout=60) as other:
         other.sendall(head + b"x" * 1000)

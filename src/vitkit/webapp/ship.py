@@ -17,6 +17,7 @@ from vitkit.model_folder import WEIGHTS, version_of
 from vitkit.reporting import model_card_text
 from vitkit.text import markdown_blocks
 from vitkit.webapp.likeness import Background
+from vitkit.webapp.photographs import stamp_of
 from vitkit.webapp.results import figures_in
 from vitkit.webapp.workspace import Workspace
 from vitkit.weights import cache_path
@@ -91,31 +92,32 @@ def router(workspace: Workspace) -> APIRouter:
     routes = APIRouter(prefix="/api/ship")
     work: Background[dict[str, Any]] = Background()
     last: tuple[str, str] = ("", "")  # run and format of the last export
-    measured: dict[tuple[str, str], dict[str, Any]] = {}  # by this studio, by run and format
+    measured: dict[tuple[str, str, str], dict[str, Any]] = {}  # by this studio, by run, format and stamp of the weights
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
         formats = []
         for kind in _KINDS.values():
-            is_package = isinstance(kind, PackageKind)
-            title = kind.title if isinstance(kind, PackageKind) else kind.runtime
-            needs_runtime = isinstance(kind, PackageKind) and kind.needs_runtime
-            megabytes = (
-                RUNTIME_MEGABYTES if needs_runtime and not cache_path(RUNTIME_URL).is_file() else 0
-            )  # to download
+            is_package, megabytes = isinstance(kind, PackageKind), 0  # to download
+            if isinstance(kind, PackageKind):
+                needs_download = kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
+                title, megabytes = kind.title, RUNTIME_MEGABYTES if needs_download else 0
+            else:
+                title = kind.runtime
             formats.append({"name": kind.name, "title": title, "is_package": is_package, "megabytes": megabytes})
         return {"models": workspace.classifier_names(), "formats": formats}
 
     @routes.get("/model")
     def show_model(run: str) -> dict[str, Any]:
         card, command = card_of(workspace, run), shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
+        stamp = stamp_of(workspace.runs / run / WEIGHTS)
         model = {"bytes": (workspace.runs / run / WEIGHTS).stat().st_size, **figures_in(workspace.runs / run)}
         return {
             "run": run,
             "card": markdown_blocks(card),
             "command": command,
             "model": model,
-            "exports": [{**own, "measured": measured.get((run, own["to"]))} for own in exported(workspace, run)],
+            "exports": [{**own, "measured": measured.get((run, own["to"], stamp))} for own in exported(workspace, run)],
         }
 
     @routes.post("/export")
@@ -125,8 +127,9 @@ def router(workspace: Workspace) -> APIRouter:
             last = wanted.run, wanted.to
 
             def export() -> dict[str, Any]:
-                measured[last] = write_export(workspace, wanted.run, wanted.to)
-                return measured[last]
+                key = wanted.run, wanted.to, stamp_of(_folder(workspace, wanted.run) / WEIGHTS)
+                measured[key] = write_export(workspace, wanted.run, wanted.to)
+                return measured[key]
 
             work.start(last, export)
         return show_state()

@@ -27,7 +27,6 @@ class DataPage {
     this.photos = new Photos();
     this.saver = new Saver(this.photos, {
       saved: () => this.filtered(),
-      reloaded: () => this.filtered(),
       pending: (count, unreachable) => this.pending(count, unreachable),
     });
   }

@@ -5,7 +5,7 @@ import { get } from "./api.js";
 export const NONE = -1; // has no class
 export const OUT = -2; // is left out
 
-export const FINDINGS = { doubt: "Label looks wrong", suggested: "A class is suggested", copy: "Duplicates", conflict: "Copies with two classes", broken: "Cannot be read" };
+const FINDINGS = { doubt: "Label looks wrong", suggested: "A class is suggested", copy: "Duplicates", conflict: "Copies with two classes", broken: "Cannot be read" };
 
 const HARMLESS = "there is a copy of it";
 

@@ -135,7 +135,7 @@ class TrainPage {
     const told = JSON.stringify([run.name, run.metrics]);
     if (told !== this.charted) [this.charted, this.charts] = [told, curves(run.metrics)];
     fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, run.name), this.buttons(run)), this.told(run),
-      this.charts && el("section", { class: "panel", "aria-label": "How well it does" }, this.charts),
+      el("div", { class: "panels" }, (this.charts ?? []).filter(Boolean).map((own) => el("div", { class: "panel" }, own))),
       run.log.length > 0 && el("details", { class: "panel log-of", open }, el("summary", { "data-focus": "log" }, "Log"), el("pre", { class: "log", tabindex: 0, "aria-label": "Log of the training" }, run.log.slice(-40).join("\n"))));
   }
 
