@@ -46,7 +46,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-SOME = ("gap", "distilled", "relative every_layer", "all mixtures post-norm")  # prepare is tested on all
+SOME = ("distilled", "relative every_layer", "all mixtures post-norm")  # prepare is tested on all
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -41,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(folder: Path) -> Iterator[Server]:
-    """Two versions of `own`, the second last, and `several`."""
-    named = [f"own={folder / 'first'}", f"own={folder / 'second'}", folder / "several"]
+    """The models `first`, `second` and `several`."""
+    named = [f"first={folder / 'first'}", folder / "second", folder / "several"]
     with serve(named, compute=Compute(backend="eager", precision="float32"), port=0, queue=40) as running:
         yield running
 

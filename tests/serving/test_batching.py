@@ -29,7 +29,7 @@ class Doubling:
 
 
 def workers(count: int = 1, wait: float = 0.0, max_waiting: int = 100, on_start: Any = lambda: None) -> Workers:
-    return Workers(count, max_wait=wait, max_waiting=max_waiting, on_start=on_start, on_batch=lambda *_: None)
+    return Workers(count, max_wait=wait, max_waiting=max_waiting, on_start=on_start)
 
 
 async def ask_all(own: Workers, work: Computation, asked: Sequence[Sequence[int]]) -> list[Any]:
@@ -77,7 +77,7 @@ def test_what_comes_while_a_thread_is_at_work_is_answered_together_by_kind() -> 
     assert other.batches == [[0, 2, 4, 5], [6]]
 
 
-@pytest.mark.parametrize(("wait", "asked"), [(600.0, [1, 2, 3]), (1.0, [1])])
+@pytest.mark.parametrize(("wait", "asked"), [(600.0, [1, 2, 3]), (0.2, [1])])
 def test_a_free_thread_waits_for_more_unless_its_batch_is_full_or_time_is_up(wait: float, asked: list[int]) -> None:
     double, own = Doubling(), workers(wait=wait)
     work = Computation("a", 3, double)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -18,7 +17,7 @@ from serving.test_batching import Doubling, workers
 from serving.test_hostile_requests import address
 from vitkit import Compute
 from vitkit.explanation import explanation
-from vitkit.serving import Computation, ExplanationRequest, ServedModel, Server, Upload
+from vitkit.serving import Computation, Server
 from vitkit.serving import serve as running_module
 from vitkit.serving import service as service_module
 from vitkit.serving.serve import serve
@@ -58,15 +57,10 @@ def ask(server: Server, picture: bytes) -> Iterator[Asking]:
 
 
 def test_explanations_keep_no_prediction_waiting(server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, plain = threading.Event(), ServedModel._explain
-
-    def slow(own: ServedModel, asked: ExplanationRequest) -> Any:
-        assert gate.wait(60)
-        return plain(own, asked)
-
-    monkeypatch.setattr(ServedModel, "_explain", slow)
+    gate, plain = threading.Event(), explanation.explain
+    monkeypatch.setattr(explanation, "explain", lambda *asked: gate.wait(60) and plain(*asked))
     service = server._service
-    at_work = service.models.explainers
+    at_work = len(service.explainers._threads)
     asked = [ask("/explain?method=all") for _ in range(at_work)]
     until(lambda: service.explainers.working == at_work)  # more at once could wait, and the last one be refused
     asked += [ask("/explain?method=all") for _ in range(3)]
@@ -81,54 +75,12 @@ def test_explanations_keep_no_prediction_waiting(server: Server, ask: Asking, mo
     assert [own.result().status_code for own in asked] == [200] * len(asked)
 
 
-def test_one_batch_at_a_time_predicts_while_it_explains(picture: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, begun = threading.Event(), threading.Event()
-
-    def slow(*_: Any) -> None:
-        begun.set()
-        assert gate.wait(60)
-
-    monkeypatch.setattr(explanation, "explain", slow)
-    model = ServedModel("a", classifier())
-    assert not model.is_concurrent
-    asked = ExplanationRequest(Upload("a", picture), "all", "top", None)
-    thread = threading.Thread(target=model._explain, args=(asked,))
-    thread.start()
-    assert begun.wait(60)
-    ((_, row),) = model._rows([Upload("a", picture)], model.classifier.answer)[1]
-    gate.set()
-    thread.join()
-    assert not isinstance(row, str)
-
-
-def test_a_server_that_stops_ends_its_explanations_and_refuses_the_waiting_ones(
-    server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, plain = threading.Event(), ServedModel._explain
-    monkeypatch.setattr(ServedModel, "_explain", lambda own, asked: gate.wait(60) and plain(own, asked))
-    service = server._service
-    at_work = service.models.explainers
-    asked = [ask("/explain") for _ in range(at_work)]
-    until(lambda: service.explainers.working == at_work)
-    waiting = [ask("/explain") for _ in range(2)]
-    until(lambda: service.explainers.waiting == 2)
-    stopping = threading.Thread(target=server.stop, daemon=True)
-    stopping.start()
-    for own in waiting:
-        answer = own.result()
-        assert (answer.status_code, answer.json()["code"]) == (503, "serving.server-closing")
-    gate.set()
-    assert [own.result().status_code for own in asked] == [200] * at_work
-    stopping.join(60)
-    assert not stopping.is_alive()
-
-
 def test_a_request_that_does_not_end_does_not_keep_a_server_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running_module, "_SHUTDOWN_SECONDS", 1)
+    monkeypatch.setattr(running_module, "_SHUTDOWN_SECONDS", 0.3)
     head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
     with serve(classifier(), compute=PLAIN, port=0) as own, socket.create_connection(address(own), timeout=60) as other:
         other.sendall(head + b"x" * 1000)
-        until(lambda: own._server.config.app._total_bytes > 0)
+        until(lambda: own._server.config.app.total_bytes > 0)
         stopping = threading.Thread(target=own.stop, daemon=True)
         stopping.start()
         stopping.join(15)  # the body itself may take 20 seconds
@@ -160,7 +112,7 @@ def test_what_nobody_waits_for_is_not_computed() -> None:
 
 def numbers(server: Server) -> int:
     """Of a picture's patches."""
-    config = server._service.models.models[0].classifier.model.config
+    config = server._service.models["model"].classifier.model.config
     return int(config.patches * config.hidden_size)
 
 

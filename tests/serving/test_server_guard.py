@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusals import refused as error
-from vitkit.serving import Guard, Rules, check_token, is_loopback, new_token, rules_for_host
+from vitkit.serving import Guard, Rules, is_loopback, rules_for_host
 
 TOKEN = "a-token-of-some-length"
 LOCAL = Rules(frozenset({"localhost", "127.0.0.1", "::1"}))
@@ -210,13 +209,6 @@ def test_which_hosts_are_this_machine_alone() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org", "", "localhost.evil.example")))
     with pytest.raises(AssertionError):
         rules_for_host("0.0.0.0", None)
-
-
-def test_tokens_are_long_and_plain() -> None:
-    assert check_token(new_token()) != new_token()
-    for bad in ("short", "semicolon;semicolon;", "line\nline-line-line", "é" * 20, "x" * 513):
-        with error("serving.token-invalid"):
-            check_token(bad)
 
 
 _NAMES, _VALUES = st.sampled_from(["host", "origin", "cookie", "authorization"]), st.characters(max_codepoint=255)

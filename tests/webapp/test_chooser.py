@@ -93,20 +93,3 @@ def test_no_two_files_that_are_sent_meet_under_one_name(studio: Studio, tmp_path
         found = [path for path in (uploads / folder["title"]).rglob("*") if path.is_file()]
         assert sorted(path.read_text() for path in found) == sorted(names)
         assert all(len(path.relative_to(uploads).parts) <= 4 for path in found)
-
-
-def test_two_uploads_of_one_name_do_not_mix(studio: Studio, tmp_path: Path) -> None:
-    client = TestClient(studio)
-    folder = client.post("/api/folders/new", json={"name": "photos"}).json()
-
-    def send(upload: str, content: bytes, offset: int, last: bool) -> Any:
-        query = {"name": "a.jpg", "offset": offset, "last": last, "upload": upload}
-        return client.post(f"/api/folders/{folder['id']}/files", params=query, content=content)
-
-    for upload in ("one", "two"):
-        assert send(upload, upload.encode(), 0, False).status_code == 200
-    assert send("one", b"-one", 3, True).json() == {"name": "a.jpg", "bytes": 7}
-    late = send("two", b"-two", 3, True)
-    assert (late.status_code, late.json()["code"]) == (400, "webapp.file-exists")
-    (made,) = (tmp_path / "uploads" / folder["title"]).glob("*.jpg")
-    assert made.read_bytes() == b"one-one"

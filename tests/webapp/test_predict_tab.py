@@ -22,7 +22,7 @@ from browser import browser, is_within, serious, served, watched
 from test_text import read as read_workbook
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data import Edit, Preprocess, add_edits, labels_so_far
+from vitkit.data import Preprocess, labels_so_far
 from vitkit.webapp import Workspace, create_app, likeness, open_workspace
 
 if TYPE_CHECKING:
@@ -95,18 +95,13 @@ def test_a_folder_is_predicted_corrected_and_saved_as_predict_does(
     corrected = client.post(f"/api/predict/{number}/correct", json=body)
     assert corrected.json()["corrections"] == {str(order.index("x/x_1.png")): "z"}
     address = f"/api/predict/{number}/table"
-    table = list(csv.DictReader(io.StringIO(client.get(f"{address}.csv?withhold=1").text)))
-    labels = {"'=1+1.png": "", "broken.png": "", "x/x_0.png": "", "x/x_1.png": "z", "x/x_2.png": ""}
-    assert {row["path"]: row["label"] for row in table} == labels
-    assert {row["withheld"] for row in table if row["confidence"] and row["label"] != "z"} == {"yes"}
+    table = list(csv.DictReader(io.StringIO(client.get(f"{address}.csv").text)))
+    expected = {path: ranking[0][0] if ranking else "" for path, (ranking, _) in rows.items()} | {"x/x_1.png": "z"}
+    assert {row["path"].removeprefix("'"): row["label"] for row in table} == expected
     (place.runs / "a.xlsx").write_bytes(client.get(f"{address}.xlsx").content)
     book = read_workbook(place.runs / "a.xlsx")
     assert list(book[0].values()) == list(table[0])
-    assert {row["A"]: row["B"] for row in book[1:] if "B" in row} == {
-        path: "z" if path == "x/x_1.png" else ranking[0][0] for path, (ranking, _) in rows.items() if ranking
-    }
-    sheet = client.get(f"/api/predict/{number}/sheet.html").text
-    assert sheet.count("<img ") == 4 and "<script>alert" not in sheet and "corrected" in sheet
+    assert {row["A"]: row.get("B", "") for row in book[1:]} == expected
     again = TestClient(create_app(place))
     (done,) = again.get("/api/predict").json()["done"]
     assert (done["number"], done["run"], done["title"]) == (number, "first", "new")
@@ -129,82 +124,6 @@ def test_what_is_added_to_the_data_is_marked_and_no_label_is_written_over(client
     assert (edit.path, edit.proposed_by) == (other["rows"][0][0], "first")
 
 
-def test_photographs_of_another_folder_are_joined_with_the_data(client: TestClient, place: Workspace) -> None:
-    add_edits(place.labels, [Edit("unlabelled/unlabelled_0.png", "a"), Edit(str(place.photographs / "b/b_1.png"), "a")])
-    told = predicted(client, "new")
-    order = [path for path, *_ in told["rows"]]
-    client.post(f"/api/predict/{told['number']}/correct", json={"numbers": [order.index("x/x_1.png")], "label": "b"})
-    before = pictures.fingerprint(place.photographs) | pictures.fingerprint(place.photographs.parent / "new")
-    numbers = [order.index(name) for name in ("x/x_0.png", "x/x_1.png", "broken.png")]
-    labels = joined(client, place, told["number"], numbers)
-    made = place.runs.parent / "uploads" / "photos-1"
-    assert pictures.fingerprint(place.photographs) | pictures.fingerprint(place.photographs.parent / "new") == before
-    first = told["rows"][order.index("x/x_0.png")][1][0][0]
-    own = {"a/a_0.png": "a", "a/a_1.png": "a", "b/b_0.png": "b", "b/b_1.png": "a"}
-    own |= {"unlabelled/unlabelled_0.png": "a", "unlabelled/unlabelled_1.png": ""}
-    assert labels == {**own, "new/x/x_0.png": first, "new/x/x_1.png": "b"}
-    edits = {edit.path: edit.proposed_by for edit in labels_so_far(place.labels.with_name("photos-1.csv")).edits}
-    assert (edits["new/x/x_0.png"], edits["new/x/x_1.png"]) == ("first", "")
-    assert (made / "a" / "a_0.png").stat().st_ino == (place.photographs / "a" / "a_0.png").stat().st_ino
-
-
-def test_failing_joins_leave_nothing(client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = predicted(client, "new")
-    address = f"/api/predict/{told['number']}/join"
-
-    def full(source: Path, target: Path) -> None:
-        if list(target.parent.iterdir()):
-            raise OSError(28, "No space left on device")
-        target.write_bytes(b"")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.link", lambda *arguments: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
-        patch.setattr("shutil.copy2", full)
-        answer = client.post(address, json={"numbers": [0]})
-    assert answer.json()["code"] == "webapp.folder-unwritable"
-    place.labels.parent.mkdir(exist_ok=True)
-    place.labels.with_name("photos-1.csv").write_text("path,label\n")  # it may belong to other photographs
-    assert client.post(address, json={"numbers": [0]}).json()["code"] == "webapp.file-exists"
-    for numbers in ([], [99]):
-        assert client.post(address, json={"numbers": numbers}).status_code == 400
-    for split in ("train", "val"):  # where a joined photograph would be part of neither
-        pictures.folder(place.photographs.parent / "divided" / split, {"a": 2, "b": 2})
-    other = TestClient(create_app(open_workspace(place.photographs.parent / "divided", runs=place.runs)))
-    again = predicted(other, "new")
-    answer = other.post(f"/api/predict/{again['number']}/join", json={"numbers": [0]})
-    assert (answer.status_code, answer.json()["code"]) == (400, "webapp.folder-split")
-    assert list((place.runs.parent / "uploads").iterdir()) == []
-
-
-def joined(client: TestClient, place: Workspace, number: int, numbers: list[int]) -> dict[str, str]:
-    """Join these photographs with the data, and return the class of each photograph of the new folder."""
-    answer = client.post(f"/api/predict/{number}/join", json={"numbers": numbers})
-    assert answer.status_code == 200, answer.text
-    made = open_workspace(place.runs.parent / "uploads" / answer.json()["title"], runs=place.runs)
-    shown = TestClient(create_app(made)).get("/api/data/all").json()
-    return {path: [*shown["names"], ""][i] for path, i in zip(shown["paths"], shown["labels"], strict=True)}
-
-
-def test_photographs_without_folders_stay_part_of_the_joined_data(place: Workspace) -> None:
-    """Others with odd names are predicted, saved and joined, too."""
-    odd = "\U0001f33b \"quoted\" 'x'\nnew.png"
-    shutil.copy(place.photographs / "a" / "a_0.png", place.photographs.parent / "new" / odd)
-    flat = place.photographs.parent / "flat"
-    for i in range(3):
-        pictures.save(pictures.noise(20, 20, i), flat / f"{i}.png")
-    opened = open_workspace(flat, runs=place.runs, labels=place.runs.parent / "mine" / "labels.csv")
-    add_edits(opened.labels, [Edit("0.png", "a"), Edit("1.png", "b")])
-    client = TestClient(create_app(opened))
-    told = predicted(client, "new")
-    for file in ("table.csv", "table.xlsx", "sheet.html"):
-        assert client.get(f"/api/predict/{told['number']}/{file}").status_code == 200, file
-    labels = joined(client, opened, told["number"], [i for i, (_, ranking, *_) in enumerate(told["rows"]) if ranking])
-    assert {path: labels[path] for path in ("0.png", "1.png", "2.png")} == {"0.png": "a", "1.png": "b", "2.png": ""}
-    new = {"new-=1+1.png", f"new-{odd}", *(f"new-x-x_{i}.png" for i in range(3))}
-    assert set(labels) == {"0.png", "1.png", "2.png", *new}
-    assert all(labels[path] in NAMES for path in new)
-
-
 def test_photographs_that_are_sent_come_into_a_new_folder_alone(client: TestClient, place: Workspace) -> None:
     picture = (place.photographs / "a" / "a_0.png").read_bytes()
     made = [client.post("/api/folders/new", json={"name": name}).json() for name in ("../../etc", "../../etc", "trip")]
@@ -212,15 +131,11 @@ def test_photographs_that_are_sent_come_into_a_new_folder_alone(client: TestClie
     assert sorted(own.name for own in uploads.iterdir()) == ["_.._etc-1", "_.._etc-2", "trip-1"]
     address = f"/api/folders/{made[2]['id']}/files"
 
-    def send(name: str, content: bytes, **query: Any) -> Any:
-        return client.post(address, params={"name": name, **query}, content=content)
+    def send(name: str, content: bytes) -> Any:
+        return client.post(address, params={"name": name}, content=content)
 
-    assert send("day/one.png", picture).status_code == 200
-    half = len(picture) // 2
-    assert send("two.png", picture[:half], last=False).status_code == 200
-    assert not (uploads / "trip-1" / "two.png").exists()
-    assert send("two.png", picture[half:], offset=half - 1).json()["code"] == "webapp.upload-incomplete"
-    assert send("two.png", picture[half:], offset=half).json()["bytes"] == len(picture)
+    for name in ("day/one.png", "two.png"):
+        assert send(name, picture).json() == {"name": Path(name).name}
     for name in ("../up.png", "/etc/x.png", "a/../../b.png", "x.sh", "", "..", "day/one.png"):
         assert send(name, b"other").status_code in (200, 400), name
     assert send("empty.png", b"").status_code == 400
@@ -266,17 +181,13 @@ def test_a_folder_is_dropped_and_corrected(place: Workspace, browser: Browser) -
         verdict.get_by_role("button", name="Show the 2 to look at").click()
         assert rows.count() == 2 and page.get_by_label("Which photographs").input_value() == "look"
         page.get_by_text("Filter and order").click()
-        page.get_by_label("Withhold below").fill("100")
-        page.get_by_text("2 withheld").wait_for()
         assert serious(page) == [] and is_within(page)
         with page.expect_download() as download:
             page.get_by_role("link", name="CSV").click()
         text = Path(str(download.value.path())).read_text()
-        assert text.count(",yes,") == 2 and ",mine" in text
+        assert ",mine" in text
         page.get_by_label("Which photographs").select_option("corrected")
         page.get_by_role("button", name="Add the 1 shown to the data").click()
-        page.get_by_role("dialog").get_by_text("in another folder").wait_for()
-        page.get_by_role("button", name="Only write their label file").click()
         page.get_by_text("1 label written").wait_for()
     assert [own.label for own in labels_so_far(place.labels.with_name("photographs-1.csv")).edits] == ["mine"]
 
@@ -301,9 +212,7 @@ def test_a_familiar_photograph_is_told_from_a_strange_one(place: Workspace, brow
         assert shown[3] == "a/a_0.png, a, 99 %, familiarity 96.9 %"
         page.get_by_label("Order").select_option("familiar")
         assert photographs.first.get_attribute("aria-label") == strange, "the strange photograph is first"
-        page.get_by_label("Call unknown up to").fill("5")
-        page.get_by_text("1 withheld").wait_for()
         with page.expect_download() as download:
             page.get_by_role("link", name="CSV").click()
         saved = list(csv.DictReader(io.StringIO(Path(str(download.value.path())).read_text())))
-    assert [(row["label"], row["familiar"]) for row in saved[:2]] == [("a", "0.969"), ("?", "0.004")]
+    assert [(row["label"], row["familiar"]) for row in saved[:2]] == [("a", "0.969"), ("a", "0.004")]

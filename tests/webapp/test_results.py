@@ -95,10 +95,6 @@ def test_no_list_shows_a_figure_of_photographs_seen_before(client: TestClient, p
         card = card_of(place, "spoilt")
         assert "On 4 test photographs" in card and "- accuracy: 25.0 %" in card and "95.0 %" not in card
         assert "without 12 that the weights had seen" in card
-        paths = client.get("/api/results/runs/spoilt").json()["images"]["path"]
-        file.write_text(json.dumps({**numbers, "seen": {**seen, "paths": paths[:3]}}))
-        told = client.get("/api/results/runs/first/beside/spoilt").json()
-        assert (told["listed"], told["shared"]) == ([len(paths), len(paths) - 3], len(paths) - 3)
         none = {"accuracy": None, "balanced_accuracy": None, "images": 0, "intervals_95": {}, "without_seen": None}
         file.write_text(json.dumps(numbers | none))
         (own,) = (own for own in client.get("/api/results/runs").json()["runs"] if own["name"] == "spoilt")
@@ -131,18 +127,6 @@ def test_an_overwritten_photograph_is_not_shown_so(client: TestClient, place: Wo
     assert not place.labels.exists()
 
 
-def test_two_runs_are_compared_on_photographs_that_both_tested_on(client: TestClient, place: Workspace) -> None:
-    told = client.get("/api/results/runs/first/beside/second").json()
-    rows = []
-    for name in ("first", "second"):
-        with (place.runs / name / PREDICTIONS).open(newline="") as text:
-            rows.append({own["path"]: own["label"] == own["predicted"] for own in csv.DictReader(text)})
-    assert rows[0].keys() == rows[1].keys(), "one split"
-    assert told["listed"] == [len(rows[0])] * 2 and told["shared"] == len(rows[0])
-    assert told["right"] == [sum(own.values()) for own in rows]
-    assert told["only"][0] == sum(rows[0][path] and not rows[1][path] for path in rows[0])
-
-
 def test_the_views_get_what_the_report_has_and_photographs_by_number(client: TestClient, place: Workspace) -> None:
     data = client.get("/api/results/runs/first").json()
     with (place.runs / "first" / PREDICTIONS).open(newline="") as text:
@@ -173,11 +157,7 @@ def test_labels_are_kept_changed_and_left_out_in_the_label_file(client: TestClie
     address = "/api/results/runs/first/suspects"
     told = client.get(address).json()
     assert [own["state"] for own in told["suspects"]] == ["open"] * 3
-    assert "about 1.5 of these 3" in told["chance"] and "stays in its split" in told["again"]
-    file = place.runs / "first" / "evaluation.json"
-    with restored(file):  # as a run that set nothing aside
-        file.write_text(json.dumps({**json.loads(file.read_text()), "split": "cross-validated"}))
-        assert "trained without it" in client.get(address).json()["again"]
+    assert "about 1.5 of these 3" in told["chance"]
     version = told["version"]
     client.post(address, json={"version": version, "numbers": [0], "what": "keep"})
     client.post(address, json={"version": version, "numbers": [1], "what": "relabel"})
@@ -245,8 +225,6 @@ def test_the_figure_of_the_labels_of_before_stands_in_front(
     assert f"with today's labels {kept['with_labels_now']['accuracy']:.4f}" in caveat
     assert not any("since first" in text for text in told["first"]["caveats"])
     assert caveat in client.get("/api/train/runs/fixed").json()["caveats"]
-    both = client.get("/api/results/runs/first/beside/fixed").json()
-    assert both["shared"] == both["listed"][1] == both["listed"][0] - 1
     card = card_of(place, "fixed")
     assert "changed since first" in card and f"{100 * value:.1f} %" in card
     with served(create_app(place)) as address, watched(browser, "desk", "light") as page:
@@ -269,9 +247,7 @@ def test_same_names_elsewhere_are_other_photographs(place: Workspace, tmp_path: 
     split.write_text(json.dumps(told | {"root": str(others), "contents": contents}))
     (split.parent / LABEL_ERRORS).unlink()
     address, labels = "/api/results/runs/first", tmp_path / "own.csv"
-    told = TestClient(create_app(place)).get(f"{address}/beside/third").json()
     shutil.rmtree(place.runs / "third")
-    assert told["shared"] == 0 and min(told["listed"]) > 0
     client = TestClient(create_app(open_workspace(others, runs=place.runs, labels=labels)))
     assert client.get("/api/data/all").json()["doubts"] == {}, "those of a run of other photographs"
     assert "other photographs" in client.get(f"{address}/suspects").json()["why_not"]
@@ -306,8 +282,6 @@ def test_the_tab_shows_what_is_clicked_and_labels(place: Workspace, browser: Bro
         assert not said(place)
         page.keyboard.press("Escape")
         page.keyboard.press("Escape")
-        page.get_by_label("Compare with").select_option("second")
-        page.get_by_text("Both were tested on the same 18 photographs").wait_for()
         page.locator(".suspects > li").nth(1).get_by_role("button", name="It is blue").click()
         page.locator(".suspects > li[data-state=relabelled]").wait_for()
         assert said(place) == {"red/img2.png": "blue"}

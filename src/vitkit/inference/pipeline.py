@@ -151,9 +151,8 @@ def compute_batch(
 def thread_pool(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
     """Start a thread pool; yield the pool, its number of threads, and an event that is set when the `with` block ends.
 
-    Args:
-        is_concurrent: whether all threads compute at once, on one core each. Otherwise one thread computes at a time,
-            on all cores, while the others read.
+    All threads compute at once, on one core each, if `is_concurrent`. Otherwise one thread computes at a time, on all
+    cores, while the others read.
     """
     count = cores() if is_concurrent else cores() + 1  # one thread computes while the others read
     earlier_threads, is_ended = threads(), Event()

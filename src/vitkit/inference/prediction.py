@@ -141,11 +141,7 @@ def rank(
 ) -> Prediction:
     """Return the prediction for the image at `path` with this ranking.
 
-    Args:
-        path: the path as the caller named it.
-        ranking: all classes with their probabilities.
-        thresholds: the threshold of each class of a multi-label model, (K,); None for any other model.
-        familiar: see `Prediction`; ignored for a multi-label model.
+    For a multi-label model, `thresholds` has the threshold of each class, (K,), and `familiar` is ignored.
     """
     if thresholds is None:
         return Prediction(path, *ranking[0], ranking, familiar=familiar)
@@ -588,12 +584,9 @@ def _computation_of(partial: Path) -> Path:
 
 
 def written_rows(out: Path, form: RowFormat, paths: Sequence[str]) -> WrittenRows:
-    """Read the rows of an earlier run from the partial file or, if there is none, from the finished file.
+    """Read the rows of an earlier run from the partial file or, if there is none, from the finished file `out`.
 
-    Args:
-        out: the finished file.
-        form: the format of this run.
-        paths: the images that need a row, without duplicates.
+    `paths` are the images that need a row, without duplicates.
 
     Raises:
         VitkitError: the file has rows that this run would not write.
@@ -652,15 +645,10 @@ def appending_rows(
 ) -> Iterator[Callable[[Prediction], None]]:
     """Yield a function that appends the row of a prediction to the partial file.
 
-    After the `with` block, `out` has one row for each path, in order. If the block raises an exception, a partial file
-    with rows is kept, and a partial file without rows is deleted.
-
-    Args:
-        out: the finished file.
-        form: the format of the rows.
-        paths: the images of the finished file, in order and without duplicates.
-        existing: the rows of an earlier run; the block must add the missing ones, in order.
-        computation: how the added rows are computed (`Classifier.computation`), which a later run repeats.
+    The block must add the rows that are missing in `existing`, the rows of an earlier run, in order. After it, `out`
+    has one row for each path, in the order of `paths`, which has no duplicates. If the block raises an exception, a
+    partial file with rows is kept, and a partial file without rows is deleted. A later run repeats the `computation` of
+    the added rows (`Classifier.computation`).
 
     Raises:
         OSError: the file cannot be written; the error names the file.

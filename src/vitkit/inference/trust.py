@@ -101,11 +101,7 @@ class ClassSets:
 
 
 def class_sets(held_out: HeldOut, coverage: float) -> ClassSets:
-    """Return a rule for sets that contain the true class with the requested probability.
-
-    Args:
-        held_out: the model's predictions of held-out images.
-        coverage: the fraction of images whose set contains their class, above 0 and below 1.
+    """Return a rule for sets that contain the true class with the probability `coverage`, above 0 and below 1.
 
     Raises:
         VitkitError: there are too few images, so that every set would contain all classes; or the coverage is not
@@ -216,11 +212,6 @@ class SureThreshold:
 
 def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> SureThreshold:
     """Return a threshold above which predictions have the requested accuracy with a probability of at least 1 - risk.
-
-    Args:
-        held_out: the model's predictions of held-out images.
-        accuracy: the accuracy of answered images, above 0 and below 1.
-        risk: the highest allowed probability that the accuracy is lower than requested.
 
     Raises:
         VitkitError: there is no threshold for which the held-out images show this accuracy; or `accuracy` is not
@@ -432,13 +423,7 @@ NO_RULES = PredictionRules()
 def rules_for(
     trust: Trust | None, *, coverage: float | None = None, accuracy: float | None = None, unknown: float | None = None
 ) -> PredictionRules:
-    """Return the rules that a user requests.
-
-    Args:
-        trust: the classifier's record of held-out images; None if it has none.
-        coverage: the fraction of prediction sets that must contain the true class; None for no sets.
-        accuracy: the accuracy that labels must have. Labels that are too uncertain are withheld. None for no such rule.
-        unknown: the highest p-value of an image that is called unknown; None to call no image unknown.
+    """Return the rules that a user requests: the coverage of sets, the accuracy of labels, the level of unknown images.
 
     Raises:
         VitkitError: the held-out images are missing or too few, or do not show the accuracy; the model has no score for
@@ -451,13 +436,6 @@ def rules_for(
             reason = f"--unknown requires a model with a score for unknown images: {NOT_FITTED}"
             raise VitkitError("inference.record-missing", reason)
         check_level(trust.unknown, unknown)
-    if coverage is None and accuracy is None:
-        held_out = None if trust is None else trust.held_out
-        return PredictionRules(
-            unknown=unknown,
-            chosen=() if held_out is None else held_out.chosen,
-            folds=0 if held_out is None else held_out.folds,
-        )
     if trust is None:
         flag = "coverage" if coverage is not None else "accuracy"
         raise VitkitError(

@@ -104,11 +104,8 @@ class Unknown:
     def fit(cls, train: Floats, held_out: Floats | Sequence[tuple[Floats, Floats]], seed: int = 0) -> Unknown:
         """Fit the score to the features of training images (m, D), and store the scores of held-out images.
 
-        Args:
-            train: the features of the training images.
-            held_out: the features of the held-out images (n, D), or a pair for each fold of a cross-validation: the
-                features of the images of all other folds, and of the images of the fold.
-            seed: see `Neighbours.fit`.
+        `held_out` are the features of these images (n, D), or a pair for each fold of a cross-validation: the features
+        of the images of all other folds, and of the images of the fold.
         """
         neighbours = Neighbours.fit(train, seed)
         if isinstance(held_out, np.ndarray):

@@ -13,9 +13,8 @@ from vitkit.system import lazily
 
 if TYPE_CHECKING:
     from vitkit.serving.batching import ClosedError, Computation, FullError, Workers
-    from vitkit.serving.guard import MAX_HEAD_BYTES, Connection, Guard, Rules, check_token, is_loopback
-    from vitkit.serving.guard import bound_socket, new_token, rules_for_host
-    from vitkit.serving.models import ExplanationRequest, ServedModel, split_name, version_of
+    from vitkit.serving.guard import Guard, Rules, bound_socket, is_loopback, new_token, rules_for_host, server_config
+    from vitkit.serving.models import ServedModel, version_of
     from vitkit.serving.questions import BadRequestError, Upload, fraction_option, integer_option
     from vitkit.serving.questions import merge_options, read_body
     from vitkit.serving.serve import Server

@@ -1,7 +1,7 @@
 """The HTTP routes of a server, as a FastAPI application.
 
-Responses are JSON. Pydantic classes such as `PredictionsResponse` only describe them for the OpenAPI schema, and tests
-compare the classes with real responses. The page at /docs loads all its files from this server.
+Responses are JSON. In the OpenAPI schema, an example of each describes them; tests compare the examples with real
+responses. The page at /docs loads all its files from this server.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse
-from pydantic import BaseModel, ConfigDict
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import StreamingResponse
 from swagger_ui_bundle import swagger_ui_path
 
 import vitkit
 from vitkit.serving.guard import RefusedBodyError
 from vitkit.serving.questions import BadRequestError, Upload, merge_options, read_body
-from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Service, openapi_request
+from vitkit.serving.service import OPTIONS, Service, openapi_request
 from vitkit.system import read_json, to_json
-from vitkit.text import LOOK
 
 _STATIC = Path(__file__).parent / "static"
 _EXAMPLES = read_json(_STATIC / "examples.json")  # an example response of each route
@@ -38,9 +36,7 @@ _TAGS = [
 _LARGE_BODY = 2**20  # bytes; larger bodies are parsed in a thread, so that other requests need not wait
 _FILES = {  # of the page at /docs
     **{name: swagger_ui_path / name for name in ("swagger-ui.css", "swagger-ui-bundle.js")},
-    **{name: _STATIC / name for name in ("docs.css", "docs.js")},
-    "dom.js": _STATIC.parents[1] / "reporting/static/dom.js",
-    "look.css": LOOK,
+    "docs.js": _STATIC / "docs.js",
 }
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -57,18 +53,19 @@ def make_application(service: Service) -> FastAPI:
         return _error_response(code, error.status_code, error.detail.lower(), error.headers)
 
     routes = _Routes(service)
-    for path, handler, schema, summary in (
-        ("/predict", routes.predict, PredictionsResponse, "Classify pictures"),
-        ("/explain", routes.explain, ExplanationResponse, "Show which regions of a picture speak for a class"),
-        ("/embed", routes.embed, EmbeddingsResponse, "Compute the features of pictures"),
-        ("/models", routes.models, ModelsResponse, "List the models"),
-        ("/health", routes.health, StateResponse, "Check whether the server is running"),
-        ("/ready", routes.ready, StateResponse, "Check whether the server accepts requests"),
-        ("/metrics", routes.metrics, None, "Return the metrics for Prometheus"),
+    for path, handler, summary in (
+        ("/predict", routes.predict, "Classify pictures"),
+        ("/explain", routes.explain, "Show which regions of a picture speak for a class"),
+        ("/embed", routes.embed, "Compute the features of pictures"),
+        ("/models", routes.models, "List the models"),
+        ("/health", routes.health, "Check whether the server is running"),
+        ("/ready", routes.ready, "Check whether the server accepts requests"),
+        ("/metrics", routes.metrics, "Return the metrics for Prometheus"),
     ):
         responses: dict[int | str, dict[str, Any]] = {
-            200: {"model": schema, **_example(path)},
-            "4XX": {"model": ErrorResponse, **_example("4XX")},
+            status: {"content": {"application/json": {"example": _EXAMPLES[name]}}}
+            for status, name in ((200, path), ("4XX", "4XX"))
+            if path in _EXAMPLES  # metrics are text
         }
         app.add_api_route(
             path,
@@ -78,7 +75,7 @@ def make_application(service: Service) -> FastAPI:
             response_model=None,  # the handlers return finished responses, which FastAPI must not validate again
             summary=summary,
             tags=[_PICTURES if path in OPTIONS else _SERVER],
-            responses=responses if schema else None,
+            responses=responses,
             openapi_extra=openapi_request(path, _EXAMPLES["request"]) if path in OPTIONS else None,
         )
 
@@ -86,7 +83,7 @@ def make_application(service: Service) -> FastAPI:
     async def redirect() -> RedirectResponse:
         return RedirectResponse("/docs")
 
-    @app.get("/docs", include_in_schema=False)  # a form that classifies a picture, and the schema in Swagger UI
+    @app.get("/docs", include_in_schema=False)  # Swagger UI, whose default page would load files from another site
     async def send_page() -> FileResponse:
         return FileResponse(_STATIC / "docs.html")
 
@@ -97,10 +94,6 @@ def make_application(service: Service) -> FastAPI:
         return FileResponse(_FILES[name])
 
     return app
-
-
-def _example(name: str) -> dict[str, Any]:
-    return {"content": {"application/json": {"example": _EXAMPLES[name]}}} if name in _EXAMPLES else {}
 
 
 class _Routes:
@@ -114,21 +107,16 @@ class _Routes:
 
     async def embed(self, request: Request) -> Response:
         uploads, options = await _read_request(self._service, request)
-        fields, rows = await self._service.embed(uploads, options)
-        status = 422 if all("error" in row for row in rows) else 200
-        return StreamingResponse(_json_parts(fields, rows), status, media_type="application/json")
+        answer = await self._service.embed(uploads, options)
+        status = 422 if all("error" in row for row in answer["embeddings"]) else 200
+        return await asyncio.to_thread(_json_response, answer, status)
 
     async def explain(self, request: Request) -> Response:
         uploads, options = await _read_request(self._service, request)
-        file_format = options.get("format", "json")
-        if file_format not in ("json", "png"):
-            raise BadRequestError("serving.option-invalid", 400, f"format must be json or png, not {file_format!r:.80}")
-        if file_format == "png":
-            return Response(await self._service.explain_as_png(uploads, options), media_type="image/png")
         return await asyncio.to_thread(_json_response, await self._service.explain(uploads, options))
 
     async def models(self, _: Request) -> Response:
-        return _json_response({"models": [model.to_dict() for model in self._service.models.models]})
+        return _json_response({"models": [model.to_dict() for model in self._service.models.values()]})
 
     async def health(self, _: Request) -> Response:
         return _json_response({"status": "ok"})
@@ -138,21 +126,8 @@ class _Routes:
         return _json_response({"status": "closing" if is_closing else "ready"}, 503 if is_closing else 200)
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
-
-
-def _json_parts(fields: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yield the text of the JSON object {FIELDS, "embeddings": [ROWS]} row by row.
-
-    The whole text would need ten times the memory of the features.
-    """
-    start = f'{to_json(fields)[:-1]}, "embeddings": ['  # without the closing brace
-    for row in rows:
-        features = row["features"]
-        json_row = row if features is None else {**row, "features": features.tolist()}
-        yield (start + to_json(json_row)).encode("utf-8", "replace")
-        start = ", "
-    yield b"]}"
+        text = generate_latest(self._service.metrics.registry)
+        return Response(text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
 async def _read_request(service: Service, request: Request) -> tuple[Sequence[Upload], dict[str, str]]:
@@ -201,109 +176,3 @@ def _error_response(code: str, status: int, reason: str, headers: Mapping[str, s
 
 def _json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(to_json(value).encode("utf-8", "replace"), status, headers, "application/json")
-
-
-class _Schema(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class ErrorResponse(_Schema):
-    """The response to a request that was refused.
-
-    `error` says what is wrong, and may be reworded. `code` names the reason, such as `serving.image-missing`, and stays
-    the same.
-    """
-
-    error: str
-    code: str
-
-
-class ClassProbability(_Schema):
-    """A class with its probability."""
-
-    label: str
-    confidence: float
-
-
-class PredictionResponse(_Schema):
-    """The prediction for one picture, with the fields of `vitkit predict -o FILE.jsonl`."""
-
-    path: str
-    label: str | None
-    confidence: float | None
-    top: list[ClassProbability] = []
-    rejected: str | None = None
-    set: list[str] | None = None
-    familiar: float | None = None
-    error: str | None = None
-    note: str | None = None
-
-
-class PredictionsResponse(_Schema):
-    """One prediction for each picture, in the order of the request."""
-
-    model: str
-    version: str
-    predictions: list[PredictionResponse]
-
-
-class EmbeddingResponse(_Schema):
-    """The features of one picture: one vector, or one vector per patch if the request was for `patches`."""
-
-    path: str
-    features: list[float] | list[list[float]] | None
-    error: str | None = None
-
-
-class EmbeddingsResponse(_Schema):
-    """One row of features for each picture, in the order of the request."""
-
-    model: str
-    version: str
-    what: str
-    embeddings: list[EmbeddingResponse]
-
-
-class ExplanationResponse(_Schema):
-    """The regions of a picture that speak for a class.
-
-    `maps` has a grid for each method, with one value per patch. `box` is the part of the picture that the model saw:
-    left, top, right and bottom in pixels. `heads` has a grid for each attention head of each layer in `layers`.
-    """
-
-    model: str
-    version: str
-    target: str
-    probability: float
-    top: list[ClassProbability]
-    size: list[int]
-    box: list[float]
-    maps: dict[str, list[list[float]]]
-    layers: list[int] = []
-    heads: list[list[list[list[float]]]] | None = None
-
-
-class ModelResponse(_Schema):
-    """A model and the requests that it can answer."""
-
-    name: str
-    version: str
-    classes: list[str]
-    task: str
-    backend: str
-    precision: str
-    image_size: list[int]
-    batch: int
-    answers: list[str]
-
-
-class ModelsResponse(_Schema):
-    """All models. The first one answers requests that do not name a model."""
-
-    models: list[ModelResponse]
-
-
-class StateResponse(_Schema):
-    """The state of the server."""
-
-    status: str

@@ -43,23 +43,14 @@ class Workers:
         max_wait: the longest time in seconds that an item waits for other items while a thread is free.
         max_waiting: the maximum number of waiting items.
         on_start: called first in each thread. If it raises an exception, the constructor raises the exception, too.
-        on_batch: called after each batch with the kind of computation, the number of items and the duration in seconds.
 
     Attributes:
         waiting: the number of waiting items.
         working: the number of items that are being answered.
     """
 
-    def __init__(
-        self,
-        count: int,
-        *,
-        max_wait: float,
-        max_waiting: int,
-        on_start: Callable[[], None],
-        on_batch: Callable[[Computation, int, float], None],
-    ) -> None:
-        self._max_wait, self.max_waiting, self._on_batch = max_wait, max_waiting, on_batch
+    def __init__(self, count: int, *, max_wait: float, max_waiting: int, on_start: Callable[[], None]) -> None:
+        self._max_wait, self.max_waiting = max_wait, max_waiting
         self._changed = threading.Condition()  # protects the following attributes, which the threads share
         self._queues: dict[Computation, deque[_Item]] = {}  # waiting items in the order of their arrival
         self.waiting = self.working = 0
@@ -94,18 +85,6 @@ class Workers:
             self._changed.notify_all()
         return await asyncio.wrap_future(request.future)
 
-    def cancel(self) -> None:
-        """Accept no more requests, and answer the waiting ones with `ClosedError`. Batches in progress are finished."""
-        with self._changed:
-            self._is_closed = True
-            refused = [item for queue in self._queues.values() for item in queue]
-            self._queues.clear()
-            self.waiting = 0
-            self._changed.notify_all()
-        for item in refused:
-            item.request.error = ClosedError()
-        self._complete_requests(refused)
-
     def close(self) -> None:
         """Accept no more requests, answer the waiting ones, and end the threads."""
         with self._changed:
@@ -125,9 +104,7 @@ class Workers:
             self._all_started.wait()
         while not self._start_errors and (batch := self._next_batch()) is not None:
             computation, items = batch
-            began = time.monotonic()
             _compute_answers(computation, items)
-            self._on_batch(computation, len(items), time.monotonic() - began)
             with self._changed:
                 self.working -= len(items)
             self._complete_requests(items)

@@ -5,9 +5,7 @@ to 127.0.0.1. Another site can also make its own domain name resolve to 127.0.0.
 must be addressed to one of the server's names (Host). A request that changes something must not come from another site
 (Sec-Fetch-Site, Origin). Requests from other machines need the token.
 
-The guard limits the size and the duration of a body while the body arrives. `Connection` limits the time for the head
-of a request, and closes connections to clients that do not read their answers. `Listener` limits the number of
-connections.
+The guard limits the size and the duration of a body while the body arrives. uvicorn limits the number of connections.
 """
 
 from __future__ import annotations
@@ -17,12 +15,8 @@ import hashlib
 import hmac
 import ipaddress
 import json
-import logging
-import math
-import re
 import secrets
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,23 +24,16 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from vitkit.errors import VitkitError
-
-_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")  # characters that headers, cookies and URLs transmit unchanged
+import uvicorn
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 _Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
-_log = logging.getLogger(__name__)
 _SAFE_METHODS = ("GET", "HEAD")
 _MIN_BYTES_PER_SECOND = 64 * 2**10  # each such amount that arrives extends the time limit of a body by a second
 _LINGER = 2.0  # seconds to receive a refused body: closing earlier would lose the answer
-_RETRY_AFTER = 2  # seconds to wait before retrying
 _DEFAULT_HEADERS = {  # added to every answer that does not set them
     b"x-content-type-options": b"nosniff",
     b"x-frame-options": b"DENY",
@@ -58,15 +45,6 @@ _DEFAULT_HEADERS = {  # added to every answer that does not set them
         b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
 }
-
-HEAD_SECONDS = 10.0  # from the start of a connection or head until the head is complete
-MAX_HEAD_BYTES = 16 * 2**10  # bytes
-READ_SECONDS = 30.0  # a client that takes nothing of its answer for so long is disconnected
-
-_MAX_CONNECTIONS = 1000  # maximum number of connections; fewer if the limit of open files is lower
-_RESERVED_FILES = 100  # open files that are reserved for everything but connections
-_WARNING_INTERVAL = 60.0  # seconds between two lines about refused connections
-_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 2\r\nconnection: close\r\n\r\n"
 
 
 @dataclass(frozen=True)
@@ -86,45 +64,7 @@ class Rules:
     seconds: float = 20.0  # the time limit for a body; the limit is extended while a large body arrives steadily
 
 
-class Listener(socket.socket):
-    """A socket for a server, which refuses connections before the limit of open files is reached.
-
-    At the limit, asyncio would log thousands of tracebacks a second, and the server could open no file.
-    """
-
-    def __init__(self, *kind: Any) -> None:
-        super().__init__(*kind)
-        self._max_open = _MAX_CONNECTIONS
-        with suppress(ImportError):  # Windows has no such limit
-            import resource
-
-            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            if files != resource.RLIM_INFINITY:
-                self._max_open = min(_MAX_CONNECTIONS, files - min(_RESERVED_FILES, files // 2))
-        self._accepted: list[socket.socket] = []  # open connections, and some that have been closed since
-        self._last_warning = -math.inf
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, or refuse it if there are too many.
-
-        Raises:
-            ConnectionAbortedError: the connection was refused; asyncio waits for the next one.
-        """
-        connection, address = super().accept()
-        if len(self._accepted) >= self._max_open:
-            self._accepted = [accepted for accepted in self._accepted if accepted.fileno() != -1]  # -1: closed
-        if len(self._accepted) < self._max_open:
-            self._accepted.append(connection)
-            return connection, address
-        with connection, suppress(OSError):
-            connection.send(_TOO_MANY)
-        if time.monotonic() - self._last_warning > _WARNING_INTERVAL:
-            self._last_warning = time.monotonic()
-            _log.warning("%d connections are open: further ones are refused (503)", self._max_open)
-        raise ConnectionAbortedError
-
-
-def bound_socket(host: str, port: int) -> Listener:
+def bound_socket(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to an address, but does not listen for connections yet.
 
     Raises:
@@ -133,7 +73,7 @@ def bound_socket(host: str, port: int) -> Listener:
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 if possible
     family, kind, protocol, _, address = addresses[0]
-    listener = Listener(family, kind, protocol)
+    listener = socket.socket(family, kind, protocol)
     try:
         claim_port(listener)
         listener.bind(address)
@@ -167,11 +107,8 @@ def is_loopback(host: str) -> bool:
 def rules_for_host(host: str, token: str | None, other_names: Iterable[str] = (), **others: Any) -> Rules:
     """Return the rules for a server at a host. If other machines can reach the host, a token is required.
 
-    Args:
-        host: a name or an address.
-        token: see `Rules`.
-        other_names: other names of the server, such as those that proxies and containers use.
-        others: other fields of `Rules`.
+    `other_names` are further names of the server, such as those that proxies and containers use; `others` are fields of
+    `Rules`.
     """
     names = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in other_names)}
     if is_loopback(host):
@@ -188,16 +125,18 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-def check_token(token: str) -> str:
-    """Return the token if it is long enough and can be sent unchanged in headers, cookies and URLs.
-
-    Raises:
-        VitkitError: the token is too short, too long or has other characters than letters, digits and . _ ~ -.
-    """
-    if not _TOKEN.fullmatch(token):
-        reason = "--token must be 16 to 512 characters, each a letter, a digit or one of . _ ~ -"
-        raise VitkitError("serving.token-invalid", reason)
-    return token
+def server_config(application: Guard, **options: Any) -> uvicorn.Config:
+    """Return the configuration of a server of a guarded application; `options` are further ones of uvicorn."""
+    return uvicorn.Config(
+        application,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        limit_concurrency=1000,  # further connections are answered with 503
+        h11_max_incomplete_event_size=16 * 2**10,  # bytes of the head of a request
+        **options,
+    )
 
 
 class Guard:
@@ -216,7 +155,7 @@ class Guard:
 
     def __init__(self, application: _Application, rules: Rules, count: Callable[[int], None] = lambda _: None) -> None:
         self._application, self.rules, self._count = application, rules, count
-        self._total_bytes = 0  # of all bodies that are being read or answered
+        self.total_bytes = 0  # of all bodies that are being read or answered
         self._token = (rules.token or "").encode()
         # A name for each token, because the servers at all ports of a host share their cookies.
         self.cookie = f"vitkit-{hashlib.sha256(self._token).hexdigest()[:8]}"
@@ -252,7 +191,7 @@ class Guard:
             if body.refusal is None:
                 raise
         finally:
-            self._total_bytes -= body.size
+            self.total_bytes -= body.size
         if body.refusal is not None:
             self._count(body.refusal.status)
             if not has_started:
@@ -264,7 +203,7 @@ class Guard:
         """Check the head of a request, and return the reason to refuse it; None if it is accepted."""
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.rules.max_bytes:
-            return self._too_large()
+            return self.too_large()
         if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have read another length
             reason = "a request may have content-length or transfer-encoding, not both"
             return _Refusal("serving.length-ambiguous", 400, reason)
@@ -328,23 +267,9 @@ class Guard:
         cookie = f"{self.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Lax"
         return [(b"location", location), (b"set-cookie", cookie.encode())]
 
-    # --- Size -------------------------------------------------------------------------------------------
-
-    def _too_large(self) -> _Refusal:
+    def too_large(self) -> _Refusal:
         reason = f"a request may have {self.rules.max_bytes / 2**20:.4g} MiB at most"
         return _Refusal("serving.request-large", 413, reason)
-
-    def count_bytes(self, received: int, body_size: int) -> _Refusal | None:
-        """Add the `received` bytes to the total of all bodies; return a refusal if a limit is exceeded.
-
-        `body_size` is the number of bytes of this body so far.
-        """
-        self._total_bytes += received
-        if body_size > self.rules.max_bytes:
-            return self._too_large()
-        if self._total_bytes > self.rules.max_total_bytes:
-            return _Refusal("serving.server-busy", 503, "too much data is being received: try again later")
-        return None
 
 
 class RefusedBodyError(Exception):
@@ -383,7 +308,12 @@ class _Body:
         if message["type"] == "http.request":
             received = len(message.get("body", b""))
             self.size += received
-            self.refusal = self._guard.count_bytes(received, self.size)
+            self._guard.total_bytes += received
+            if self.size > self._guard.rules.max_bytes:
+                self.refusal = self._guard.too_large()
+            elif self._guard.total_bytes > self._guard.rules.max_total_bytes:
+                reason = "too much data is being received: try again later"
+                self.refusal = _Refusal("serving.server-busy", 503, reason)
             self._is_complete = not message.get("more_body", False)
         if self.refusal is not None:
             raise RefusedBodyError
@@ -420,7 +350,7 @@ async def _reply(send: Send, status: int, answer: dict[str, str], extra: Iterabl
     body = json.dumps(answer).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *extra]
     headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
-    headers += [(b"retry-after", str(_RETRY_AFTER).encode())] if status == 503 else []
+    headers += [(b"retry-after", b"2")] if status == 503 else []
     await send({"type": "http.response.start", "status": status, "headers": _with_default_headers(headers)})
     await send({"type": "http.response.body", "body": body, "more_body": status >= 400})
 
@@ -438,89 +368,3 @@ async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, 
                 while (await receive()).get("more_body", False):
                     pass
     await send({"type": "http.response.body", "body": b""})
-
-
-class _BufferedTransport:
-    """A transport that sends all data of one iteration of the event loop together.
-
-    The head and the body of an answer are written separately. Two separate sends would delay the body, because each
-    send releases the global interpreter lock, which a computing thread may then take.
-
-    If the client takes nothing of the data for `READ_SECONDS`, the connection is aborted: until then, the answer is
-    held in memory.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._pending: list[bytes] = []
-        self._size = 0  # bytes written so far
-        self._timer: asyncio.TimerHandle | None = None
-
-    def write(self, data: bytes) -> None:
-        """Send the data together with everything else that is written in this iteration of the event loop."""
-        if not self._pending:
-            self._loop.call_soon(self._send)
-        self._pending.append(data)
-
-    def close(self) -> None:
-        """Send the pending data and close the transport."""
-        self._send()
-        self._transport.close()
-
-    def _send(self) -> None:
-        if self._pending:
-            data = b"".join(self._pending)
-            self._pending.clear()
-            self._transport.write(data)
-            self._size += len(data)
-            self._start_timer()
-
-    def _start_timer(self) -> None:
-        """Start the time limit in which the client must take more data, unless it runs or all data are taken."""
-        buffered = self._transport.get_write_buffer_size()
-        if self._timer is None and buffered:
-            self._timer = self._loop.call_later(READ_SECONDS, self._check_progress, self._size - buffered)
-
-    def _check_progress(self, taken_before: int) -> None:
-        self._timer = None
-        if self._size - self._transport.get_write_buffer_size() == taken_before:
-            self._transport.abort()
-        else:
-            self._start_timer()
-
-    def __getattr__(self, name: str) -> Any:  # all other methods are those of the transport
-        return getattr(self._transport, name)
-
-
-class Connection(H11Protocol):
-    """An HTTP connection of uvicorn that is closed if the head of a request does not arrive within a time limit."""
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit for the first head."""
-        super().connection_made(_BufferedTransport(transport, self.loop))  # type: ignore[arg-type]
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._time_out)
-
-    def data_received(self, data: bytes) -> None:
-        """Stop the time limit when a head is complete, and start the time limit of the next head."""
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_timer()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(HEAD_SECONDS, self._time_out)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the time limit."""
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _time_out(self) -> None:
-        self._timer = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.transport.close()

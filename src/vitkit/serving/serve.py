@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from vitkit.errors import VitkitError
 from vitkit.system import Progress, silent
-from vitkit.text import Between, Only, check_arguments
+from vitkit.text import Between, Only, check_arguments, plural
 from vitkit.verbs import Compute
 
 if TYPE_CHECKING:
@@ -25,11 +26,9 @@ if TYPE_CHECKING:
     from vitkit.serving.guard import Rules
     from vitkit.serving.service import Service
 
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")  # characters that headers, cookies and URLs transmit unchanged
 _OPEN_PATHS = frozenset({"/health", "/ready"})  # for health checks, which have no token
 _PACKAGES = ("fastapi", "uvicorn", "python_multipart", "prometheus_client", "swagger_ui_bundle")
-_SIGNAL_INTERVAL = 0.2  # seconds between checks for a signal
-_START_INTERVAL = 0.01  # seconds between checks whether the server has started
-_IDLE_SECONDS = 75  # to keep an idle connection
 _SHUTDOWN_SECONDS = 20  # to answer accepted requests when the server stops
 
 
@@ -62,8 +61,7 @@ def serve(
 
     Args:
         models: run or model folders, checkpoints, exported files, or published names; NAME=MODEL names a model.
-            Classifiers in memory are accepted, too. Requests without a name are answered by the first model; of several
-            models with the same name, the last one answers.
+            Classifiers in memory are accepted, too. Requests without a name are answered by the first model.
         host: the address to listen on. If other machines can reach it, a token is required; by default, a random one is
             created.
         port: the port to listen on; 0 chooses a free one.
@@ -94,16 +92,26 @@ def serve(
     if missing:
         reason = f"serving needs {', '.join(missing)}: pip install 'vitkit[serve]'"
         raise VitkitError("serving.package-missing", reason)
-    from vitkit.serving.guard import check_token, is_loopback, new_token, rules_for_host
+    from vitkit.serving.guard import bound_socket, is_loopback, new_token, rules_for_host
     from vitkit.serving.models import open_models
     from vitkit.serving.service import Service
 
-    if token is not None:
-        check_token(token)
-    elif not is_loopback(host):
+    if token is None and not is_loopback(host):
         token = new_token()
+    elif token is not None and not _TOKEN.fullmatch(token):
+        reason = "--token must be 16 to 512 characters, each a letter, a digit or one of . _ ~ -"
+        raise VitkitError("serving.token-invalid", reason)
     rules = rules_for_host(host, token, allow_host, open_paths=_OPEN_PATHS)
-    listener = _listener_at(host, port)
+    if not 0 <= port <= 65535:
+        raise VitkitError("serving.port-invalid", f"--port {port} must be from 0 to 65535")
+    try:
+        listener = bound_socket(host, port)
+    except (socket.gaierror, UnicodeError) as error:
+        reason = f"--host {host} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all its addresses"
+        raise VitkitError("serving.host-invalid", reason) from error
+    except OSError as error:
+        message = f"cannot listen at {host}, port {port} ({error.strerror}): choose another --port, 0 for any"
+        raise VitkitError("serving.port-taken", message) from error
     try:
         limits = {"max_waiting": queue, "max_explanations": explain_queue, "max_values": max_values}
         service = Service(open_models(sources, compute), max_wait=max_wait / 1000, **limits)  # milliseconds to seconds
@@ -111,21 +119,6 @@ def serve(
     except BaseException:
         listener.close()
         raise
-
-
-def _listener_at(host: str, port: int) -> socket.socket:
-    from vitkit.serving.guard import bound_socket
-
-    if not 0 <= port <= 65535:
-        raise VitkitError("serving.port-invalid", f"--port {port} must be from 0 to 65535")
-    try:
-        return bound_socket(host, port)
-    except (socket.gaierror, UnicodeError) as error:
-        reason = f"--host {host} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all its addresses"
-        raise VitkitError("serving.host-invalid", reason) from error
-    except OSError as error:
-        message = f"cannot listen at {host}, port {port} ({error.strerror}): choose another --port, 0 for any"
-        raise VitkitError("serving.port-taken", message) from error
 
 
 class Server:
@@ -147,35 +140,39 @@ class Server:
         import uvicorn
 
         from vitkit.serving.application import make_application
-        from vitkit.serving.guard import MAX_HEAD_BYTES, Connection, Guard
+        from vitkit.serving.guard import Guard, server_config
 
         host, port = listener.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.token, self._service = rules.token, service
-        self.models = tuple(model.description() for model in service.models.models)
+        self.models = tuple(
+            f"{model.name} ({model.version}): {plural(len(model.classifier.classes), 'class', 'classes')}, "
+            f"{model.classifier.computed}"
+            for model in service.models.values()
+        )
         self._listener = listener
+
         self._server = uvicorn.Server(
-            uvicorn.Config(
-                Guard(make_application(service), rules, service.metrics.count_refusal),
-                http=Connection,
-                ws="none",
-                lifespan="off",
+            server_config(
+                Guard(
+                    make_application(service),
+                    rules,
+                    lambda status: service.metrics.requests.labels("refused", str(status)).inc(),
+                ),
                 loop="asyncio",
                 log_config=None,
                 log_level="error",
-                access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=_IDLE_SECONDS,
+                timeout_keep_alive=75,  # seconds to keep an idle connection
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             )
         )
         self._start_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         while self._thread.is_alive() and not self._server.started:
-            self._thread.join(_START_INTERVAL)
+            self._thread.join(0.01)
         if self._start_error is not None:
             service.close()
             raise self._start_error
@@ -190,22 +187,19 @@ class Server:
 
         with Deferral() as deferral, self:
             while deferral.received is None and self._thread.is_alive():
-                time.sleep(_SIGNAL_INTERVAL)
+                time.sleep(0.2)
 
     def stop(self) -> None:
         """Accept no more requests, answer the accepted ones, and end the server."""
-        self._service.stop_accepting()
+        self._service.is_closing = True
         self._server.should_exit = True
         self._thread.join()
         self._service.close()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the address, the token, and the entries of /models."""
-        return {
-            "url": self.url,
-            "token": self.token,
-            "models": [model.to_dict() for model in self._service.models.models],
-        }
+        models = [model.to_dict() for model in self._service.models.values()]
+        return {"url": self.url, "token": self.token, "models": models}
 
     def lines(self) -> list[str]:
         """Return lines with the address, the token and the models."""

@@ -6,41 +6,32 @@ This module does not depend on HTTP. It defines the options of each route with t
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from vitkit.data import UnreadableImageError
 from vitkit.errors import ShortageError, UnansweredError, VitkitError
 from vitkit.explanation import method_names
-from vitkit.inference import Columns, set_threads, threads
+from vitkit.inference import Columns, cores, set_threads, threads
 from vitkit.serving.batching import ClosedError, Computation, FullError, Workers
-from vitkit.serving.models import ExplanationRequest, ServedModel, ServedModels
+from vitkit.serving.models import ServedModel
 from vitkit.serving.questions import BadRequestError, Upload, fraction_option, integer_option
 from vitkit.text import plural
 
 if TYPE_CHECKING:
     from vitkit.explanation import Explanation
 
-_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # buckets of histograms
-_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the metrics
-
 _QUEUE_FULL = "too many pictures are waiting: try again later"
 _CLOSING = "the server is closing"
 _MAX_RANKED = 200_000  # maximum number of class names, each with its probability, in an answer
 
 _TOP = 5  # the default number of classes in an answer
-_MODEL_OPTIONS = {
-    "model": "the model's name; the first by default",
-    "version": "the beginning of its version; the last of several by default",
-}
+_MODEL_OPTIONS = {"model": "the model's name; the first by default"}
 OPTIONS = {  # the options of each route that takes pictures, with their descriptions
     "/predict": {
         **_MODEL_OPTIONS,
@@ -55,7 +46,6 @@ OPTIONS = {  # the options of each route that takes pictures, with their descrip
         "method": f"one of {', '.join(method_names())}; gradient by default",
         "target": "the class that is explained: its name or number; top, the most probable, by default",
         "layer": "for the methods that look at one layer, -1 the last",
-        "format": "json, or png for the map upon the picture",
     },
     "/embed": {
         **_MODEL_OPTIONS,
@@ -105,45 +95,42 @@ class Service:
 
     Explanations take a long time. Therefore separate threads compute them.
 
-    Args:
-        models: the models.
-        max_wait: the longest time in seconds that a picture waits for others to form a batch with them.
-        max_waiting: the maximum number of waiting pictures.
-        max_explanations: the maximum number of pictures that wait for an explanation.
-        max_values: the maximum number of values in an answer with features.
+    The first of the models answers requests that name no model. `max_wait` is the longest time in seconds that a
+    picture waits for others to form a batch with them. At most `max_waiting` pictures wait for a prediction or
+    features, and `max_explanations` for an explanation. An answer with features has at most `max_values` values.
 
     Attributes:
         is_closing: whether the server accepts no more requests.
     """
 
     def __init__(
-        self, models: ServedModels, *, max_wait: float, max_waiting: int, max_explanations: int, max_values: int
+        self,
+        models: Mapping[str, ServedModel],
+        *,
+        max_wait: float,
+        max_waiting: int,
+        max_explanations: int,
+        max_values: int,
     ) -> None:
-        self.models, self.metrics = models, _Metrics()
-        self.is_closing = False
+        self.models, self.max_values, self.is_closing = models, max_values, False
         self._threads_before = threads()
-        record = self.metrics.record_batch
-        self.workers = Workers(
-            models.threads,
-            max_wait=max_wait,
-            max_waiting=max_waiting,
-            on_start=models.prepare_predicting,
-            on_batch=record,
-        )
-        self.explainers = Workers(
-            models.explainers,
-            max_wait=0,
-            max_waiting=max_explanations,
-            on_start=models.prepare_explaining,
-            on_batch=record,
-        )
-        self.metrics.watch(
-            lambda: self.workers.waiting + self.explainers.waiting,
-            lambda: self.workers.working + self.explainers.working,
-        )
-        for model in models.models:
-            self.metrics.set_expected_shares(model.name, model.expected_shares)
-        self.max_values = max_values
+        is_concurrent = all(model.is_concurrent for model in models.values())
+
+        def prepare_explaining() -> None:
+            set_threads(1 if is_concurrent else threads())
+
+        def prepare_predicting() -> None:
+            prepare_explaining()
+            for model in models.values():
+                model.warm_up()
+
+        # One thread per core. If a model can be used by only one thread at a time, there is one thread more: while one
+        # thread computes, the others can read pictures, so that every core is busy.
+        count = cores() if is_concurrent else cores() + 1
+        self.workers = Workers(count, max_wait=max_wait, max_waiting=max_waiting, on_start=prepare_predicting)
+        count = max(1, cores() // 4) if is_concurrent else 1  # fewer than cores, so that predictions need not wait
+        self.explainers = Workers(count, max_wait=0, max_waiting=max_explanations, on_start=prepare_explaining)
+        self.metrics = _Metrics(lambda: self.workers.waiting + self.explainers.waiting)
 
     def check_open(self, path: str) -> None:
         """Check that a route can accept a request at present, before its pictures are read."""
@@ -167,20 +154,13 @@ class Service:
         columns = Columns(top, reject, is_multi, rules, model.classifier.unknown is not None)
         _check_size(len(uploads), top, _MAX_RANKED, "classes", "ask for fewer classes (top)")
         rows = await self._compute(self.workers, model.prediction, [(upload, columns) for upload in uploads])
-        self._count_images(model, rows)
+        self.metrics.record_images(model.name, rows)
         if not is_multi:
             self.metrics.record_predictions(model.name, rows)
         return {**_model_fields(model), "predictions": rows}
 
-    async def embed(
-        self, uploads: Sequence[Upload], options: Mapping[str, str]
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Compute the features of pictures.
-
-        Returns:
-            The fields of the answer that are common to all pictures, and a row for each picture with its features as an
-            array.
-        """
+    async def embed(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
+        """Compute the features of pictures; return a row for each of them."""
         model = self._find_unexported(options)
         requested = options.get("what", "head")
         what = next((kind for kind in model.embeddings if kind == requested), None)
@@ -190,12 +170,23 @@ class Service:
         size = model.feature_size(what)
         _check_size(len(uploads), size, self.max_values, "numbers", "ask for their mean (what=mean)")
         rows = await self._compute(self.workers, model.embeddings[what], uploads)
-        self._count_images(model, rows)
-        return {**_model_fields(model), "what": what}, rows
+        self.metrics.record_images(model.name, rows)
+        return {**_model_fields(model), "what": what, "embeddings": rows}
 
     async def explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
         """Explain which regions of one picture speak for a class; return the maps as numbers."""
-        model, explanation = await self._explain(uploads, options)
+        model = self._find_unexported(options)
+        if len(uploads) > 1:
+            reason = f"one picture at a time is explained, not {len(uploads)}"
+            raise BadRequestError("serving.images-too-many", 400, reason)
+        layer = options.get("layer")
+        if layer is not None and not re.fullmatch("-?[0-9]{1,4}", layer):
+            raise BadRequestError("serving.option-invalid", 400, f"layer must be a whole number, not {layer!r:.80}")
+        method, target = options.get("method", "gradient"), options.get("target", "top")
+        request = (uploads[0], method, target, None if layer is None else int(layer))
+        explanation: Explanation
+        (explanation,) = await self._compute(self.explainers, model.explanation, [request])
+        self.metrics.images.labels(model.name, "answered").inc()
         return {
             **_model_fields(model),
             "target": explanation.target,
@@ -208,39 +199,12 @@ class Service:
             "heads": None if explanation.heads is None else explanation.heads.tolist(),
         }
 
-    async def explain_as_png(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> bytes:
-        """Explain which regions of one picture speak for a class; return a PNG file of the picture with the map."""
-        from vitkit.explanation import picture_to_png
-
-        _, explanation = await self._explain(uploads, options)
-        method = next(iter(explanation.maps), "heads")  # the heads of attention are no map
-        return await asyncio.to_thread(lambda: picture_to_png(explanation.overlay(method)))
-
-    def stop_accepting(self) -> None:
-        """Accept no more requests. Accepted ones are answered, except waiting explanations, which are refused."""
-        self.is_closing = True
-        self.explainers.cancel()
-
     def close(self) -> None:
-        """Answer the accepted requests except waiting explanations, which are refused, and end the threads."""
-        self.stop_accepting()
+        """Accept no more requests, answer the accepted ones, and end the threads."""
+        self.is_closing = True
         self.explainers.close()
         self.workers.close()
         set_threads(self._threads_before)  # because the setting of a thread is also the default of later threads
-
-    async def _explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> tuple[ServedModel, Explanation]:
-        model = self._find_unexported(options)
-        if len(uploads) > 1:
-            reason = f"one picture at a time is explained, not {len(uploads)}"
-            raise BadRequestError("serving.images-too-many", 400, reason)
-        layer = options.get("layer")
-        if layer is not None and not re.fullmatch("-?[0-9]{1,4}", layer):
-            raise BadRequestError("serving.option-invalid", 400, f"layer must be a whole number, not {layer!r:.80}")
-        method, target = options.get("method", "gradient"), options.get("target", "top")
-        request = ExplanationRequest(uploads[0], method, target, None if layer is None else int(layer))
-        (explanation,) = await self._compute(self.explainers, model.explanation, [request])
-        self.metrics.images.labels(model.name, "answered").inc()
-        return model, explanation
 
     async def _compute(self, workers: Workers, computation: Computation, items: Sequence[Any]) -> list[Any]:
         """Return the answers to the items of a request; exceptions become `BadRequestError`."""
@@ -260,20 +224,12 @@ class Service:
         except VitkitError as error:
             raise BadRequestError(error.code, 400, str(error)) from error
 
-    def _count_images(self, model: ServedModel, rows: list[dict[str, Any]]) -> None:
-        unreadable = sum("error" in row for row in rows)
-        for outcome, count in (("answered", len(rows) - unreadable), ("unreadable", unreadable)):
-            if count:
-                self.metrics.images.labels(model.name, outcome).inc(count)
-
     def _find_model(self, options: Mapping[str, str]) -> ServedModel:
-        name, version = options.get("model"), options.get("version")
-        model = self.models.find(name, version)
-        if model is None:
-            known = ", ".join(f"{model.name} ({model.version})" for model in self.models.models)
-            requested = " ".join(f"{text!r:.80}" for text in (name, version) if text is not None)
-            raise BadRequestError("serving.model-unknown", 404, f"there is no model {requested}: expected {known}")
-        return model
+        name = options.get("model", next(iter(self.models)))
+        if name not in self.models:
+            known = ", ".join(f"{model.name} ({model.version})" for model in self.models.values())
+            raise BadRequestError("serving.model-unknown", 404, f"there is no model {name!r:.80}: expected {known}")
+        return self.models[name]
 
     def _find_unexported(self, options: Mapping[str, str]) -> ServedModel:
         model = self._find_model(options)
@@ -300,15 +256,16 @@ def _model_fields(model: ServedModel) -> dict[str, Any]:
     return {"model": model.name, "version": model.version}
 
 
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # buckets of histograms
 _FRACTIONS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _MAX_CLASSES = 1_000  # maximum number of classes of a model that have metrics
 
 
 class _Metrics:
-    """The Prometheus metrics of one server, in a separate registry."""
+    """The Prometheus metrics of one server; `waiting` returns the number of pictures that wait for a batch."""
 
-    def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+    def __init__(self, waiting: Callable[[], int]) -> None:
+        self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         self.requests = counter("vitkit_requests", "Requests by route and status.", ("route", "status"))
@@ -317,20 +274,18 @@ class _Metrics:
         self.images = counter("vitkit_images", "Images by model and outcome.", ("model", "outcome"))
         self._classes: defaultdict[str, set[str]] = defaultdict(set)
         self._predicted = counter("vitkit_predicted", "Images by predicted class.", ("model", "label"))
-        about = "Fraction of the validation and test images for which the class was predicted."
-        self._expected = Gauge("vitkit_expected_share", about, ("model", "label"), registry=registry)
         about = "Probability of the predicted class."
         self._confidence = histogram("vitkit_confidence", about, ("model",), buckets=_FRACTIONS)
         about = "Fraction of known images that look no more familiar. Without drift, it is uniformly distributed."
         self._familiar = histogram("vitkit_familiar", about, ("model",), buckets=_FRACTIONS)
-        self._batches = histogram("vitkit_batch_images", "Images in a batch.", ("model",), buckets=_IMAGES)
-        about = "Seconds from decoding a batch to its answers."
-        self._batch_seconds = histogram("vitkit_batch_seconds", about, ("model",), buckets=_SECONDS)
+        Gauge("vitkit_images_waiting", "Images that wait for a batch.", registry=registry).set_function(waiting)
 
-    def set_expected_shares(self, model: str, shares: Mapping[str, float]) -> None:
-        """Record the fraction of validation and test images for which each class was predicted."""
-        for name, share in islice(shares.items(), _MAX_CLASSES):
-            self._expected.labels(model, name).set(share)
+    def record_images(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count the pictures of an answer by their outcome."""
+        unreadable = sum("error" in row for row in rows)
+        for outcome, count in (("answered", len(rows) - unreadable), ("unreadable", unreadable)):
+            if count:
+                self.images.labels(model, outcome).inc(count)
 
     def record_predictions(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record the predicted class, the confidence and the familiarity of each row.
@@ -348,25 +303,3 @@ class _Metrics:
             self._confidence.labels(model).observe(row["confidence"])
             if row.get("familiar") is not None:
                 self._familiar.labels(model).observe(row["familiar"])
-
-    def record_batch(self, computation: Computation, images: int, seconds: float) -> None:
-        """Record the size and the duration of a batch."""
-        self._batches.labels(computation.model).observe(images)
-        self._batch_seconds.labels(computation.model).observe(seconds)
-
-    def count_refusal(self, status: int) -> None:
-        """Count a request that was refused before it reached a route."""
-        self.requests.labels("refused", str(status)).inc()
-
-    def watch(self, waiting: Callable[[], int], working: Callable[[], int]) -> None:
-        """Register functions that return the number of waiting images and of images being answered.
-
-        They are called whenever the metrics are read.
-        """
-        registry = self._registry
-        Gauge("vitkit_images_waiting", "Images that wait for a batch.", registry=registry).set_function(waiting)
-        Gauge("vitkit_images_working", "Images that are being answered.", registry=registry).set_function(working)
-
-    def text(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
-        return generate_latest(self._registry)

@@ -77,7 +77,8 @@ class _Files(StaticFiles):
 
 def create_app(workspace: Workspace, *, can_choose: bool = False) -> FastAPI:
     """Create the application of one workspace. `can_choose` offers to open another one, which requires `Studio`."""
-    app = _create_page(TABS, {**workspace.to_dict(), "can_choose": can_choose})
+    places = {name: str(getattr(workspace, name)) for name in ("name", "photographs", "runs", "labels", "first_run")}
+    app = _create_page(TABS, {**places, "can_choose": can_choose})
     app.include_router(folders.router(workspace.runs, workspace.photographs))
     for tab in TABS:
         app.include_router(import_module(f"vitkit.webapp.{tab.name}").router(workspace))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import csv
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
@@ -125,17 +127,6 @@ def diagnose(state: State) -> dict[str, Any]:
     return {"verdict": asdict(verdict), "unreadable": unreadable, "copies": copies, "findings": findings}
 
 
-def suspect_labels_by_number(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
-    """Return the suspected label errors of `suspect_labels_of`, by number of the photograph."""
-    suspected = suspect_labels_of(workspace, table)
-    number_of = {path: i for i, path in enumerate(table.paths)}
-    return {
-        number_of[path]: {"label": item.label, "suggested": item.suggested, "score": item.score, "run": suspected.run}
-        for path, item in suspected.suspects.items()
-        if path in number_of
-    }
-
-
 def suspect_labels_of(workspace: Workspace, table: ImageTable) -> SuspectLabels:
     """Return the suspected label errors of the newest run that searched for them, with the decisions about them.
 
@@ -159,19 +150,6 @@ def _suspects_in(file: Path) -> Mapping[str, Suspect]:
 
 
 _table_of = file_cache(split_from_file, 8)
-
-
-def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None], str]:
-    """Return the split of each photograph (None if it has none), and the name of the run that split the photographs.
-
-    The name is empty if the data set itself defines the splits, or if there is no run.
-    """
-    if any(table.splits):
-        return list(table.splits), ""
-    for name, trained_on in _runs_of(workspace, table):
-        split_of = dict(zip(trained_on.paths, trained_on.splits, strict=True))
-        return [split_of.get(path) for path in table.paths], name
-    return list(table.splits), ""
 
 
 def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, ImageTable]]:
@@ -226,18 +204,6 @@ class Renamed(BaseModel):
     new: str = Field(max_length=1000)
 
 
-class Named(BaseModel):
-    """A request to add or remove a class."""
-
-    name: str = Field(max_length=1000)
-
-
-class LookQuery(BaseModel):
-    """A request to compute features of the photographs; see `Likeness.start`."""
-
-    way: Literal["", "download", "colours"] = ""
-
-
 class NextQuery(BaseModel):
     """A request for photographs to label next."""
 
@@ -247,18 +213,28 @@ class NextQuery(BaseModel):
 def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab."""
     routes, photographs, thumbnails = APIRouter(prefix="/api/data"), Photographs(workspace), Thumbnails()
-    photographs.begin()
+
+    def begin() -> None:
+        with suppress(VitkitError, OSError):  # the first request reports the error
+            photographs.read()
+
+    threading.Thread(target=begin, daemon=True).start()
 
     @routes.get("/all")
     def show_all(anew: bool = False) -> Response:
         state = photographs.read(relist=anew)
-        splits, run = splits_of(workspace, state.table)
+        suspected = suspect_labels_of(workspace, state.table)
+        number_of = {path: i for i, path in enumerate(state.table.paths)}
+        doubts = {
+            number_of[path]: {"label": own.label, "suggested": own.suggested, "score": own.score, "run": suspected.run}
+            for path, own in suspected.suspects.items()
+            if path in number_of
+        }
         layout = [state.table.layout] if state.table.layout else []
         answer = {
             "paths": state.table.paths,
-            "splits": splits,
-            "split_of": run,
-            "doubts": suspect_labels_by_number(workspace, state.table),
+            "is_trained": bool(newest_model(workspace, state.table)),
+            "doubts": doubts,
             "notes": [*layout, *state.table.overlooked],
             "multi": state.table.task is MULTI_LABEL,
             **_labels_for_page(photographs, state),
@@ -287,20 +263,6 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.post("/undo")
     def undo() -> dict[str, Any]:
         return _labels_for_page(photographs, photographs.undo())
-
-    @routes.post("/redo")
-    def redo() -> dict[str, Any]:
-        return _labels_for_page(photographs, photographs.redo())
-
-    @routes.post("/classes/add")
-    def add_class(named: Named) -> dict[str, Any]:
-        photographs.add_class(named.name)
-        return _labels_for_page(photographs, photographs.read())
-
-    @routes.post("/classes/remove")
-    def remove_class(named: Named) -> dict[str, Any]:
-        photographs.remove_class(named.name)
-        return _labels_for_page(photographs, photographs.read())
 
     @routes.post("/classes/rename")
     def rename_class(renamed: Renamed) -> dict[str, Any]:
@@ -340,9 +302,9 @@ def _add_search_routes(routes: APIRouter, photographs: Photographs, workspace: W
         return {**doctor.to_dict(), "found": found}
 
     @routes.post("/look")
-    def look(query: LookQuery | None = None) -> dict[str, Any]:
+    def look(download: bool = False) -> dict[str, Any]:
         table = photographs.read().table
-        likeness.start(table, query.way if query is not None else "")
+        likeness.start(table, may_download=download)
         return likeness.to_dict(table)
 
     @routes.get("/look")
@@ -397,6 +359,5 @@ def _labels_for_page(photographs: Photographs, state: State) -> dict[str, Any]:
         "news": file.news(),
         "decided": [i for i, path in enumerate(state.table.paths) if path in decided],
         "can_undo": file.can_undo,
-        "can_redo": file.can_redo,
         "labels": [index[label] for label in state.labels],
     }

@@ -12,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Collection, Iterator
+import secrets
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from vitkit.data import STORAGES, SUFFIXES, is_passed_over, without_invisible
@@ -29,7 +30,7 @@ UPLOADS = "uploads"  # a folder next to the folder of runs
 _MAX_DEPTH = 3  # levels of folders below the start that are offered
 _MAX_SEARCHED = 5_000  # maximum number of folders that are searched
 _MAX_OFFERED = 200
-_MAX_BYTES = 2**31  # bytes of an uploaded file
+MAX_BYTES = 2**31  # bytes of an uploaded file
 _UNFINISHED = ".12345678.part"  # an ending as long as that of a file that is being uploaded
 _MAX_FOLDERS = 2  # folders in front of the name of an uploaded file
 _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)  # devices of Windows, with any suffix
@@ -82,27 +83,11 @@ def _photo_folders_below(top: Path, titles_from: Path) -> Iterator[PhotoFolder]:
 # --- Uploads --------------------------------------------------------------------------------------------------
 
 
-def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
-    """Create an empty folder for uploads in `uploads`, next to the folder of runs.
-
-    A number is appended to the name to make it unique. The folder must not lie in `photographs`, the folder that the
-    studio shows, if any.
-    """
-    uploads = runs.parent / UPLOADS
-    if photographs is not None and uploads.resolve().is_relative_to(photographs):
-        reason = f"{uploads} lies among the photographs, where nothing is written: start the studio in another folder"
-        raise VitkitError("webapp.folder-inside-photographs", reason)
-    return make_numbered_folder(uploads, _valid_name(name) or "photographs")
-
-
 def upload_folders(runs: Path) -> list[PhotoFolder]:
-    """Return the folders with uploads, newest first.
-
-    Hidden folders are left out: they are unfinished folders that the module `predict` is still writing.
-    """
+    """Return the folders with uploads, newest first."""
     uploads = runs.parent / UPLOADS
     paths = uploads.iterdir() if uploads.is_dir() else ()
-    found = [path for path in paths if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")]
+    found = [path for path in paths if path.is_dir() and not path.is_symlink()]
     newest_first = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
     return [PhotoFolder(path, path.name, sum(_count_by_class(path).values())) for path in newest_first]
 
@@ -117,7 +102,7 @@ def _count_by_class(folder: Path) -> dict[str, int]:
     return counts
 
 
-def upload_path(folder: Path, name: str, suffixes: Collection[str] = SUFFIXES | STORAGES.keys()) -> Path:
+def upload_path(folder: Path, name: str) -> Path:
     """Return the path at which an uploaded file is stored. The name of the file may contain folders."""
     parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", ".")]
     valid = [_valid_name(part) for part in parts]
@@ -128,48 +113,31 @@ def upload_path(folder: Path, name: str, suffixes: Collection[str] = SUFFIXES | 
         reason = f"{name} was written by a system or file server: it is left out"
         raise VitkitError("webapp.upload-invalid", reason)
     *above, name = valid
-    if Path(name).suffix.lower() not in suffixes:
-        wanted = "a picture or an archive of pictures" if ".png" in suffixes else f"a file with {', '.join(suffixes)}"
-        raise VitkitError("webapp.upload-invalid", f"{name} is not {wanted}: it is left out")
+    if Path(name).suffix.lower() not in SUFFIXES | STORAGES.keys():
+        raise VitkitError("webapp.upload-invalid", f"{name} is not a picture or an archive of pictures: it is left out")
     if len(above) > _MAX_FOLDERS:  # the outer folders become one, so that paths stay different
         above = [_valid_name("_".join(above[: 1 - _MAX_FOLDERS])), *above[1 - _MAX_FOLDERS :]]
     return folder.joinpath(*above, name)
 
 
-async def receive(
-    target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *, is_last: bool = True, upload: str = ""
-) -> int:
-    """Write a part of an uploaded file, and return the size of the file so far.
-
-    Parts arrive in order; the file gets its final name when the last one has arrived. The parts of one upload share
-    the letters and digits `upload`, so that two files of one name do not mix. Error messages contain no path.
-    """
+async def receive(target: Path, chunks: AsyncIterator[bytes]) -> None:
+    """Write an uploaded file, which gets its name when it is complete. Error messages contain no path."""
+    size = 0
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _check_new(target)
-        partial = target.with_name(f"{target.name}{f'.{upload}' if upload else ''}.part")
-        received = partial.stat().st_size if offset and partial.exists() else 0
-        if received != offset:
-            reason = f"a part of {target.name} is missing: send the whole file again"
-            raise VitkitError("webapp.upload-incomplete", reason)
-        size = offset
+        partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # two files of one name do not mix
         try:
-            with partial.open("ab" if offset else "wb") as file:
+            with partial.open("wb") as file:
                 async for chunk in chunks:
                     size += len(chunk)
-                    if size > _MAX_BYTES:
-                        reason = f"{target.name} is larger than {_MAX_BYTES // 2**30} GiB"
-                        raise VitkitError("webapp.upload-large", reason)
                     file.write(chunk)
             if not size:
                 raise VitkitError("webapp.upload-empty", f"{target.name} is empty")
             _check_new(target)  # another upload may have been faster
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        if is_last:
             partial.replace(target)
-        return size
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         reason = f"cannot write {target.name}: {error.strerror or 'the system refused it'}"
         raise VitkitError("webapp.upload-unwritable", reason) from error
@@ -195,9 +163,6 @@ def _valid_name(name: str) -> str:
     return fit_name(stem, suffix + _UNFINISHED).removesuffix(_UNFINISHED)
 
 
-UploadId = Annotated[str, Query(pattern="^[0-9a-z]{0,8}$")]  # what the parts of one upload have in common
-
-
 class NewFolder(BaseModel):
     """A request for a new folder for uploads."""
 
@@ -214,7 +179,12 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
 
     @routes.post("/new")
     def make(new: NewFolder) -> dict[str, Any]:
-        path = new_folder(runs, new.name, photographs)
+        uploads = runs.parent / UPLOADS
+        if photographs is not None and uploads.resolve().is_relative_to(photographs):
+            advice = "start the studio in another folder"
+            reason = f"{uploads} lies among the photographs, where nothing is written: {advice}"
+            raise VitkitError("webapp.folder-inside-photographs", reason)
+        path = make_numbered_folder(uploads, _valid_name(new.name) or "photographs")
         return PhotoFolder(path, path.name, 0).to_dict()
 
     @routes.get("/sent")
@@ -222,16 +192,14 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
         return {"folders": [{**sent.to_dict(), "classes": _count_by_class(sent.path)} for sent in upload_folders(runs)]}
 
     @routes.post("/{identifier}/files")
-    async def add(
-        identifier: str, name: str, request: Request, offset: int = 0, last: bool = True, upload: UploadId = ""
-    ) -> dict[str, Any]:
+    async def add(identifier: str, name: str, request: Request) -> dict[str, Any]:
         folder = next((sent.path for sent in upload_folders(runs) if sent.identifier == identifier), None)
         if folder is None:
             reason = "photographs can only be sent to a folder that was made for them"
             raise VitkitError("webapp.folder-unknown", reason)
         target = upload_path(folder, name)
-        size = await receive(target, request.stream(), offset, is_last=last, upload=upload)
-        return {"name": target.name, "bytes": size}
+        await receive(target, request.stream())
+        return {"name": target.name}
 
     return routes
 

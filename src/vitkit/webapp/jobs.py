@@ -43,12 +43,11 @@ from vitkit.system import (
     write_json,
 )
 from vitkit.text import coerce_types
-from vitkit.webapp.workspace import make_numbered_folder, state_of_runs
+from vitkit.webapp.workspace import state_of_runs
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
 _LOCK = "runner.lock"
 _PATIENCE = 3.0  # seconds that a second runner waits for the first, which may be about to end
-_POLL_INTERVAL = 0.2  # seconds between checks of a process that is not a child of the runner
 
 
 @dataclass(frozen=True)
@@ -117,24 +116,12 @@ class Jobs:
         """Return the file whose existence asks the job's process to stop, on systems without signals."""
         return self.folder / f"{job.number:06}.stop"
 
-    def reserve(self, name: str) -> str:
-        """Create an empty run folder with an unused name, and return the name.
-
-        Concurrent requests, other studios and the command line each get a different name.
-        """
-        return make_numbered_folder(self.runs, name, {job.run for job in self.all()}).name
-
     def release_name(self, run: str) -> None:
         """Delete the empty folder of a run that never started, so that its name is free again."""
         with suppress(OSError):  # the folder of a run that started is not empty
             (self.runs / run).rmdir()
 
     # --- State --------------------------------------------------------------------------------------------
-
-    @property
-    def has_runner(self) -> bool:
-        """Whether a runner is working on the queue."""
-        return is_locked(self.state_folder, self.state_folder / _LOCK)
 
     def state(self, run: str, job: Job | None) -> State:
         """Return the state of a run, derived from its folder, its last job and the lock on the folder."""
@@ -167,7 +154,7 @@ class Jobs:
 
     def start_runner_if_needed(self) -> None:
         """Start a runner if a job is waiting and no runner is working."""
-        if not all(job.started for job in self.all()) and not self.has_runner:
+        if not all(job.started for job in self.all()) and not is_locked(self.state_folder, self.state_folder / _LOCK):
             self._start_runner()
 
     def _start_runner(self) -> None:
@@ -182,38 +169,24 @@ class Jobs:
             )
         threading.Thread(target=runner.wait, daemon=True).start()  # so that no zombie process remains
 
-    def can_stop(self, job: Job | None) -> bool:
-        """Return whether a job is waiting, or is running in a process that this queue started."""
-        return job is not None and (not job.started or self.is_starting(job))
-
     def stop(self, run: str) -> None:
-        """Ask the process of a run to stop and save a checkpoint, or remove a waiting job from the queue."""
+        """Ask the process of a run to stop and save a checkpoint.
+
+        A waiting job, or one that failed before it began, is removed from the queue with its empty folder.
+        """
         job = self.last().get(run)
-        if job is None or not self.can_stop(job):
+        has_failed_early = self.state(run, job) == "failed" and not (self.runs / run / RECIPE).is_file()
+        if job is not None and (not job.started or has_failed_early):
+            (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
+            self.log(job).unlink(missing_ok=True)
+            self.release_name(run)
+        elif job is not None and self.is_starting(job):
+            request_stop(job.process, self.stop_file(job))
+        else:
             reason = f"{run} is not running"
             if is_locked(self.runs / run):
                 reason = f"{run} was not started by this studio: stop it where it was started"
             raise VitkitError("webapp.run-not-running", reason)
-        if not job.started:
-            (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
-            self.release_name(run)
-            return
-        request_stop(job.process, self.stop_file(job))
-
-    def forget(self, run: str) -> None:
-        """Remove a failed run from the queue, and delete its empty folder. Runs with results are never removed."""
-        job = self.last().get(run)
-        if job is None or self.state(run, job) != "failed" or (self.runs / run / RECIPE).is_file():
-            raise VitkitError(
-                "webapp.run-not-failed",
-                f"{run} cannot be removed from the list: only a run that failed before it began can be; "
-                f"delete its folder {self.runs / run} instead",
-            )
-        for failed in self.all():
-            if failed.run == run:
-                (self.folder / f"{failed.number:06}.json").unlink(missing_ok=True)
-                self.log(failed).unlink(missing_ok=True)
-        self.release_name(run)
 
 
 def work(runs: Path) -> None:
@@ -237,7 +210,7 @@ def _run_job(jobs: Jobs, job: Job) -> None:
     for other in jobs.all():
         if other.started and not other.ended:  # its runner was killed, so that nobody recorded its end
             while is_locked(jobs.runs / other.run) or jobs.is_starting(other):
-                time.sleep(_POLL_INTERVAL)
+                time.sleep(0.2)
             jobs.write(replace(other, ended=time.time()))
     if not (jobs.folder / f"{job.number:06}.json").exists():
         return  # it was removed from the queue meanwhile

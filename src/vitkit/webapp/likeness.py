@@ -6,9 +6,7 @@ one at a time, and reports their progress. `evaluation.label_choice` chooses the
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import subprocess
 import threading
 import time
@@ -16,13 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from PIL import Image
-
-from vitkit.data import EXCLUDED, UNLABELLED, ImageTable, UnreadableImageError, read_place
+from vitkit.data import EXCLUDED, UNLABELLED, ImageTable
 from vitkit.errors import VitkitError, first_line
-from vitkit.system import cache_folder, python_command, receiver, replacing, reporting_to
-from vitkit.webapp.photographs import State, stamp_of, thumbnail
-from vitkit.webapp.train import PROGRESS, Offer, best_feature_model, smallest_download
+from vitkit.system import cache_folder, python_command, receiver, reporting_to
+from vitkit.webapp.photographs import State, stamp_of
+from vitkit.webapp.train import PROGRESS, WEIGHTS_ADVICE, Offer, best_feature_model, smallest_download
 from vitkit.webapp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -91,7 +87,6 @@ class Background(Generic[T]):
             self._error = f"{type(error).__name__}: {first_line(error)}"
 
 
-COLOURS = Offer("colours", "their colours and shapes", "colours")  # needs no weights
 _NOT_YET = "the features of the photographs have not been computed yet: wait until they are"
 
 
@@ -102,35 +97,28 @@ class Likeness:
         self.workspace = workspace
         self.work: Background[Path] = Background()
         self._loaded: tuple[Path, tuple[tuple[int, ...], Floats]] | None = None  # the file, and its `features`
-        self._chosen: Offer | None = None  # the user's choice if no model is on this machine
+        self._downloaded: Offer | None = None  # the model that the user chose to download
 
     def model(self) -> Offer | None:
-        """Return the model that computes features: the best one on this machine, or else the user's choice."""
-        return best_feature_model(self.workspace) or self._chosen
+        """Return the model that computes features: the best one on this machine, or else the one to download."""
+        return best_feature_model(self.workspace) or self._downloaded
 
-    def start(self, table: ImageTable, way: str = "") -> None:
+    def start(self, table: ImageTable, *, may_download: bool = False) -> None:
         """Start to compute the features, unless they exist or are being computed.
 
-        If no model is on this machine, `way` says what to do: `download` downloads the smallest model, and `colours`
-        computes features without a model.
+        If no model is on this machine, `may_download` downloads the smallest one.
         """
-        if best_feature_model(self.workspace) is None and way:
-            self._chosen = COLOURS if way == COLOURS.source else smallest_download()
-            if self._chosen is None:
-                reason = "downloads are forbidden here: start the studio with --weights FILE"
-                raise VitkitError("webapp.download-forbidden", reason)
+        if may_download:
+            self._downloaded = smallest_download()
         model = self.model()
         if model is None:
-            reason = "no model that computes features is on this machine: choose how to compare photographs"
+            reason = f"no model that computes features is on this machine: {WEIGHTS_ADVICE}"
             raise VitkitError("webapp.model-missing", reason)
         out = self._cache_file(table, model)
 
         def embed() -> Path:
             out.parent.mkdir(parents=True, exist_ok=True)
-            if model == COLOURS:
-                _write_colours(table, out)
-            else:
-                run_vitkit(["embed", model.source, str(self.workspace.photographs), "--force"], out)
+            run_vitkit(["embed", model.source, str(self.workspace.photographs), "--force"], out)
             return out
 
         if not out.is_file():
@@ -187,6 +175,7 @@ class Likeness:
             "download": None if download is None else download.to_dict(),
             "ready": model is not None and self._cache_file(table, model).is_file(),
             "eyes": "" if model is None else model.title,
+            "advice": WEIGHTS_ADVICE,
         }
 
     def _cache_file(self, table: ImageTable, model: Offer) -> Path:
@@ -195,35 +184,6 @@ class Likeness:
         for i, path in enumerate(table.paths):
             digest.update(f"{path}\0{stamp_of(table.file(i))}\n".encode("utf-8", "surrogateescape"))
         return cache_folder() / "features" / f"{digest.hexdigest()[:40]}.npz"
-
-
-def _write_colours(table: ImageTable, out: Path) -> None:
-    """Write features that need no model: 32 principal components of local mean colours and edge orientations."""
-    import numpy as np
-
-    paths, rows = [], []
-    for i in range(len(table)):
-        with contextlib.suppress(UnreadableImageError, OSError):
-            with Image.open(io.BytesIO(thumbnail(table.file(i)))) as picture:
-                small = picture.convert("RGB").resize((8, 8), Image.Resampling.BOX)
-                grey = np.asarray(picture.convert("L").resize((64, 64), Image.Resampling.BOX), np.float32) / 255
-            down, right = np.gradient(grey)
-            angle, strength = np.arctan2(down, right) % np.pi, np.hypot(down, right)  # of the edge at each pixel
-            cells = [(slice(y, y + 16), slice(x, x + 16)) for y in range(0, 64, 16) for x in range(0, 64, 16)]
-            edges = [np.histogram(angle[cell], 8, (0, np.pi), weights=strength[cell])[0] for cell in cells]
-            colours = np.asarray(small, np.float32).ravel() / 255
-            rows.append(np.concatenate([colours, *edges]).astype(np.float32))
-            paths.append(str(table.file(i)))
-        receiver()("comparing colours", i + 1, len(table))
-    if not rows:
-        raise VitkitError("webapp.photograph-unreadable", "none of the photographs can be read")
-    features = np.stack(rows)
-    features -= features.mean(0)
-    features /= np.maximum(features.std(0), 1e-6)
-    left, singular_values, _ = np.linalg.svd(features, full_matrices=False)
-    components = (left * singular_values)[:, :32].astype(np.float32)
-    with replacing(out) as temporary, temporary.open("wb") as file:
-        np.savez(file, paths=np.array(paths), features=components)
 
 
 def run_vitkit(arguments: list[str], out: Path) -> None:
@@ -263,42 +223,22 @@ def next_labels(
     """
     if computed is None:
         raise VitkitError("webapp.features-missing", _NOT_YET)
+    import numpy as np
+
     from vitkit.evaluation import choose_next
 
     numbers, features = computed
-    copies = _unlabelled_copies(state)
-    rows = [row for row, i in enumerate(numbers) if state.labels[i] != EXCLUDED and i not in copies]
-    names = [state.labels[numbers[row]] for row in rows]
-    labels = [None if name == UNLABELLED else name for name in names]
+    # Exact copies have the same features up to rounding. Of each picture, a labelled copy comes first.
+    is_labelled = np.array([state.labels[i] not in (UNLABELLED, EXCLUDED) for i in numbers])
+    order = np.argsort(~is_labelled, kind="stable")
+    _, first = np.unique(np.round(features[order], 4), axis=0, return_index=True)
+    is_first = set(order[first].tolist())
+    rows = [
+        row for row, i in enumerate(numbers) if state.labels[i] != EXCLUDED and (row in is_first or is_labelled[row])
+    ]
+    labels = [state.labels[numbers[row]] if is_labelled[row] else None for row in rows]
     if None not in labels:
         reason = "every photograph has a class already, or is a copy of one that has"
         raise VitkitError("webapp.class-everywhere", reason)
     chosen = choose_next(features[rows], labels, count)
     return {"images": [numbers[rows[i]] for i in chosen]}
-
-
-def _unlabelled_copies(state: State) -> set[int]:
-    """Return the numbers of unlabelled photographs that are exact copies of a labelled or an earlier photograph.
-
-    Files are read only if another file has the same size.
-    """
-    by_size: dict[int, list[int]] = {}
-    for i in range(len(state.table)):
-        file = state.table.file(i)
-        size = -1  # for images in archives, whose sizes are not known
-        with contextlib.suppress(OSError):
-            if isinstance(file, Path):
-                size = file.stat().st_size
-        by_size.setdefault(size, []).append(i)
-    copies: set[int] = set()
-    for numbers in by_size.values():
-        if len(numbers) == 1:
-            continue
-        digests: set[bytes] = set()
-        for i in sorted(numbers, key=lambda i: state.labels[i] in (UNLABELLED, EXCLUDED)):  # labelled ones first
-            with contextlib.suppress(OSError, VitkitError):
-                digest = hashlib.sha256(read_place(state.table.file(i))).digest()
-                if state.labels[i] == UNLABELLED and digest in digests:
-                    copies.add(i)
-                digests.add(digest)
-    return copies

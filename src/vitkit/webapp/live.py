@@ -19,10 +19,6 @@ def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab."""
     routes, models = APIRouter(prefix="/api/live"), models_of(workspace)
 
-    @routes.get("/models")
-    def show_models() -> dict[str, Any]:
-        return {"models": workspace.classifier_names()}
-
     @routes.post("/answer")
     async def answer(run: str, request: Request) -> dict[str, Any]:
         return await run_in_threadpool(models.classify_frame, run, await read_picture(request))

@@ -6,12 +6,12 @@ import base64
 import io
 import threading
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
+from vitkit import weights
 from vitkit.data import picture_of
 from vitkit.errors import VitkitError
 from vitkit.explanation import HEADS, METHODS
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 _SIDE = 1200  # pixels of the longer side of a picture that is shown
-_MAX_OPEN = 2  # models
 _MAX_CLASSES, _MAX_LIVE_CLASSES = 20, 5  # in the answer about a picture, and about a frame of a camera
 _MAP_METHODS = tuple(name for name in METHODS if name != HEADS)  # explanation methods that compute one map
 
@@ -42,7 +41,7 @@ class Models:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._lock = workspace, threading.Lock()
-        self._load = file_cache(_load_with, _MAX_OPEN)
+        self._load = file_cache(lambda description: weights.load(description.parent), size=2)
 
     def predict(self, run: str, content: bytes) -> dict[str, Any]:
         """Return the prediction for a picture, the picture for display, and the available explanation methods.
@@ -147,12 +146,6 @@ class Models:
             reason = f"{run} has no model yet: the first one is saved after the first epoch"
             raise VitkitError("webapp.model-missing", reason)
         return self._load(description)
-
-
-def _load_with(description: Path) -> Classifier:
-    from vitkit.weights import load
-
-    return load(description.parent)
 
 
 @lru_cache(maxsize=1)  # one workspace is open at a time

@@ -13,10 +13,10 @@ import io
 import os
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +46,7 @@ from vitkit.data import (
 )
 from vitkit.errors import VitkitError
 from vitkit.inference import cores
-from vitkit.system import cache_folder, read_json, write_bytes, write_json
+from vitkit.system import cache_folder, write_bytes
 from vitkit.text import JOINT
 from vitkit.webapp.workspace import Workspace
 
@@ -108,16 +108,6 @@ class Photographs:
         self._listed: tuple[str, ImageTable] | None = None  # the version of the list, and the list
         self._labels: CurrentLabels | None = None
         self._state: tuple[LabelFile, State] | None = None
-        self._created_by_labels: set[str] = set()  # classes that were created by labelling a photograph
-
-    def begin(self) -> None:
-        """Start to read the photographs in the background. If this fails, the first request reports the error."""
-
-        def read() -> None:
-            with contextlib.suppress(VitkitError, OSError):
-                self.read()
-
-        threading.Thread(target=read, daemon=True).start()
 
     def read(self, *, relist: bool = False) -> State:
         """Return the current photographs and labels; `relist` lists the folder again.
@@ -182,7 +172,8 @@ class Photographs:
                 previous = "" if before == UNLABELLED else before
                 edits.append(Edit(path, label, previous, proposed_by=proposed_by))
             check_exist([state.table.at(edit.path) for edit in edits])
-            return self._add(edits)
+            self.workspace.label_file.add(edits)
+            return self.read()
 
     def accept(self, version: str, run: str, groups: Sequence[tuple[str, Sequence[int]]]) -> State:
         """Give photographs without a class the classes that a run suggests, in one step; ignore the others.
@@ -198,87 +189,42 @@ class Photographs:
                 if state.labels[i] == UNLABELLED
             }
             check_exist([state.table.file(i) for i in labels])
-            return self._add([Edit(state.table.paths[i], label, proposed_by=run) for i, label in labels.items()])
+            self.workspace.label_file.add(
+                [Edit(state.table.paths[i], label, proposed_by=run) for i, label in labels.items()]
+            )
+            return self.read()
 
     def rename(self, old: str, new: str) -> State:
         """Rename a class. If another class already has the new name, merge both classes."""
         with self._lock:
             state = self.read()
-            new = clean_class_name(new)
-            names = self._class_names(state)
-            if old in set(state.labels):
-                edits = renaming(zip(state.table.paths, state.labels, strict=True), old, new)
-                check_exist([state.table.at(edit.path) for edit in edits])
-                state = self._add(edits)
-            elif old not in names:
-                raise VitkitError("webapp.class-unknown", f"there is no class {old!r}")
-            self._store_names([new if name == old else name for name in names])
-            return state
-
-    def add_class(self, name: str) -> None:
-        """Add a class that no photograph has yet."""
-        with self._lock:
-            name = clean_class_name(name)
-            names = self._class_names(self.read())
-            if name in names:
-                raise VitkitError("webapp.class-repeated", f"there is a class {name!r} already")
-            self._store_names([*names, name])
-
-    def remove_class(self, name: str) -> None:
-        """Remove a class that no photograph has."""
-        with self._lock:
-            if name in self._counts(state := self.read()):
-                reason = f"photographs have the class {name!r}: give them another, or merge the class"
-                raise VitkitError("webapp.class-used", reason)
-            self._store_names([kept for kept in self._class_names(state) if kept != name])
+            edits = renaming(zip(state.table.paths, state.labels, strict=True), old, clean_class_name(new))
+            check_exist([state.table.at(edit.path) for edit in edits])
+            self.workspace.label_file.add(edits)
+            return self.read()
 
     def undo(self) -> State:
-        """Undo the last step, that is, all labels that were set at the same moment.
-
-        A class that a label created, and that no photograph has any more, is removed unless another was created since.
-        """
+        """Undo the last step, that is, all labels that were set at the same moment."""
         with self._lock:
             self.workspace.label_file.undo()
-            state = self.read()
-            counts, names = self._counts(state), self._class_names(state)
-            while names and names[-1] in self._created_by_labels and names[-1] not in counts:
-                names.pop()
-            self._store_names(names)
-            return state
-
-    def redo(self) -> State:
-        """Redo the step that was undone last in this session, except for photographs with newer labels."""
-        with self._lock:
-            self.workspace.label_file.redo()
             return self.read()
 
     def classes(self, state: State) -> list[dict[str, Any]]:
-        """Return each class with its number of photographs, in the order in which the classes were created.
+        """Return each class with its number of photographs.
 
-        A class that has lost its last photograph stays until it is removed, so that the number keys of the other
-        classes stay the same. Classes that appear together, such as those of folders, are sorted by name.
+        The classes of folders come first, sorted by name, and then those of the label file in the order in which they
+        were created, so that a new class leaves the number keys of the others as they are.
         """
         with self._lock:
-            counts, names = self._counts(state), self._class_names(state)
-            self._created_by_labels |= set(names) - set(self._stored_names())
-            self._store_names(names)
-        return [{"name": name, "count": counts[name]} for name in names]
-
-    def _counts(self, state: State) -> Counter[str]:
-        return Counter(
-            name
-            for label in state.labels
-            if label not in (EXCLUDED, UNLABELLED)
-            for name in state.table.task.names_in(label)
-        )
-
-    def _class_names(self, state: State) -> list[str]:
-        stored = self._stored_names()
-        return stored + sorted(self._counts(state).keys() - set(stored))
-
-    def _add(self, edits: Sequence[Edit]) -> State:
-        self.workspace.label_file.add(edits)
-        return self.read()
+            assert self._listed is not None and self._state is not None
+            table, names_in = self._listed[1], state.table.task.names_in
+            counts = Counter(
+                name for label in state.labels if label not in (EXCLUDED, UNLABELLED) for name in names_in(label)
+            )
+            of_folders = sorted({name for label in map(table.name_of, range(len(table))) for name in names_in(label)})
+            of_rows = (name for edit in self._state[0].edits for name in names_in(edit.label))
+            names = dict.fromkeys([*of_folders, *of_rows, *sorted(counts)])
+        return [{"name": name, "count": counts[name]} for name in names if counts[name]]
 
     def _state_of_version(self, version: str, numbers: Sequence[int]) -> State:
         """Return the current state, after checking that it has this version and photographs with these numbers."""
@@ -289,24 +235,6 @@ class Photographs:
         for number in numbers:
             check_number(number, len(state.table))
         return state
-
-    # --- The order of the classes -------------------------------------------------------------------------
-
-    @property
-    def _names_file(self) -> Path:
-        return self.workspace.state_folder / "classes.json"
-
-    def _names_by_label_file(self) -> dict[str, list[str]]:
-        return read_json(self._names_file) if self._names_file.is_file() else {}
-
-    def _stored_names(self) -> list[str]:
-        return self._names_by_label_file().get(str(self.workspace.labels), [])
-
-    def _store_names(self, names: Sequence[str]) -> None:
-        names = list(dict.fromkeys(names))
-        if names != self._stored_names():
-            self._names_file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._names_file, {**self._names_by_label_file(), str(self.workspace.labels): names})
 
 
 def check_exist(files: Sequence[Place]) -> None:
@@ -348,7 +276,6 @@ def check_folder(folder: Path) -> None:
 
 SIDE = 256  # pixels of the longer side of a thumbnail
 _LARGE_SIDE = 1600  # pixels of the longer side of a picture that is shown alone
-_CACHE_FOLDER = "thumbnails-1"
 
 
 class Thumbnails:
@@ -358,30 +285,20 @@ class Thumbnails:
         self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="thumbnail")
         self._slots = asyncio.Semaphore(2 * cores())
 
-    async def get(self, file: Place, is_disconnected: Callable[[], Awaitable[bool]]) -> bytes | None:
-        """Return the thumbnail of a file as JPEG; None if the client has disconnected meanwhile."""
-        async with self._slots:
-            if await is_disconnected():
-                return None
-            return await asyncio.get_running_loop().run_in_executor(self._pool, thumbnail, file)
-
-    async def get_large(self, file: Place) -> bytes:
-        """Return a picture at screen size as JPEG, without a cache."""
-        async with self._slots:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, _shrink, file, _LARGE_SIDE)
-
     async def respond(self, file: Place, request: Request, *, large: bool) -> Response:
-        """Answer a request with the thumbnail of a file, or with the picture at screen size.
+        """Answer a request with the thumbnail of a file as JPEG, or with the picture at screen size, without a cache.
 
         If the photograph cannot be read, the answer is a placeholder, without an error status, so that the browser's
         console stays clean.
         """
+        make = partial(_shrink, file, _LARGE_SIDE) if large else partial(thumbnail, file)
         try:
-            jpeg = await (self.get_large(file) if large else self.get(file, request.is_disconnected))
+            async with self._slots:
+                if await request.is_disconnected():
+                    return Response(status_code=204, headers={"Cache-Control": "no-store"})
+                jpeg = await asyncio.get_running_loop().run_in_executor(self._pool, make)
         except UnreadableImageError:
             return Response(_PLACEHOLDER, media_type="image/svg+xml", headers={"Cache-Control": "no-cache"})
-        if jpeg is None:
-            return Response(status_code=204, headers={"Cache-Control": "no-store"})
         # The address changes with the list of photographs, the report, or the predictions.
         return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=300"})
 
@@ -397,7 +314,7 @@ def thumbnail(file: Place) -> bytes:
     cached = None
     if stamp := stamp_of(file):
         name = hashlib.sha256(os.fsencode(f"{file}\0{stamp}")).hexdigest()[:40]  # changes whenever the file does
-        cached = cache_folder() / _CACHE_FOLDER / name[:2] / f"{name}.jpg"
+        cached = cache_folder() / "thumbnails-1" / name[:2] / f"{name}.jpg"
         with contextlib.suppress(OSError):
             return cached.read_bytes()
     jpeg = _shrink(file, SIDE)

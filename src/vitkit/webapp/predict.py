@@ -10,37 +10,32 @@ from __future__ import annotations
 import csv
 import io
 import os
-import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 from starlette.background import BackgroundTask
 
-from vitkit.data import Edit, SearchLog, add_edits, has_no_folders, images_below
+from vitkit.data import Edit, add_edits
 from vitkit.errors import VitkitError
-from vitkit.inference import UNKNOWN
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system import from_json, read_json, read_text, write_json
 from vitkit.text import check_rows, harmless, restored, write_workbook
-from vitkit.webapp.folders import PhotoFolder, find_folder, new_folder
+from vitkit.webapp.folders import find_folder
 from vitkit.webapp.likeness import Background, run_vitkit
 from vitkit.webapp.photographs import Thumbnails, check_number, clean_class_name, file_cache, photographs_in
-from vitkit.webapp.results import figures_in
 from vitkit.webapp.workspace import Workspace, label_file_of
 
 _TOP = 3  # classes that are shown for a photograph
 _FOLDER = "predictions"  # in the state folder
-_MAX_SHEET = 2_000  # photographs on a contact sheet
 
 
 @dataclass(frozen=True)
@@ -101,22 +96,6 @@ class StoredPredictions:
         """Return the prediction for each photograph in a set."""
         return _read_predictions(self.folder / f"{item.number:06}.csv")
 
-    def edits(self, item: PredictionSet, numbers: Sequence[int], base: Path) -> list[Edit]:
-        """Return rows of a label file with the corrected or else predicted classes; paths are relative to `base`.
-
-        Photographs that have neither are left out. Predicted classes are marked as proposed by the run.
-        """
-        edits, rows = [], self.rows(item)
-        for number in dict.fromkeys(numbers):
-            check_number(number, len(rows))
-            row, correction = rows[number], item.corrections.get(str(number))
-            path = Path(_relative_path(row.path, str(base))).as_posix()
-            if correction is not None:
-                edits.append(Edit(path, correction))
-            elif row.ranking:
-                edits.append(Edit(path, row.ranking[0][0], proposed_by=item.run))
-        return edits
-
     def correct(self, number: int, rows: Sequence[int], label: str) -> dict[str, str]:
         """Correct the class of rows in a set of predictions, and return all corrections of the set by row number.
 
@@ -151,76 +130,27 @@ class StoredPredictions:
         return None
 
 
-# --- Exports and additions to the data ------------------------------------------------------------------------
+# --- The table, and additions to the data ---------------------------------------------------------------------
 
 
 def prediction_table(
-    stored: StoredPredictions, item: PredictionSet, withhold: float, unknown: float = 0.0
+    stored: StoredPredictions, item: PredictionSet
 ) -> tuple[list[str], list[list[str | float | None]]]:
     """Return the header and the rows of a table of predictions, one row for each photograph.
 
-    A predicted class is withheld below the confidence `withhold`, and shown as `?` if the familiarity is at most
-    `unknown`; corrected classes are always shown. The familiarity, if there is one, is the last column.
+    The label is the corrected or else the predicted class. The familiarity, if there is one, is the last column.
     """
     predictions = stored.rows(item)
     has_familiar = any(prediction.familiar is not None for prediction in predictions)
-    header = ["path", "label", "confidence", "predicted", "withheld", "corrected", "error"]
     rows: list[list[str | float | None]] = []
     for number, prediction in enumerate(predictions):
         correction = item.corrections.get(str(number))
-        # Without a ranking, the photograph could not be read.
-        cells: list[str | float | None] = [correction, None, None, None, correction, prediction.error]
-        if prediction.ranking:
-            predicted, confidence = prediction.ranking[0]
-            is_unknown = correction is None and prediction.familiar is not None and prediction.familiar <= unknown
-            is_withheld = correction is None and (is_unknown or confidence < withhold)
-            label: str | None = correction or predicted
-            if is_unknown:
-                label = UNKNOWN
-            elif is_withheld:
-                label = None
-            cells = [label, confidence, predicted, "yes" if is_withheld else None, correction, None]
+        predicted, confidence = prediction.ranking[0] if prediction.ranking else (None, None)
+        path = _relative_path(prediction.path, item.folder)
         last = [prediction.familiar] if has_familiar else []
-        rows.append([_relative_path(prediction.path, item.folder), *cells, *last])
+        rows.append([path, correction or predicted, confidence, predicted, correction, prediction.error or None, *last])
+    header = ["path", "label", "confidence", "predicted", "corrected", "error"]
     return [*header, *(["familiar"] if has_familiar else [])], rows
-
-
-def contact_sheet(stored: StoredPredictions, item: PredictionSet, withhold: float, unknown: float = 0.0) -> bytes:
-    """Return a self-contained page with a thumbnail and the class of each photograph, to print or to send."""
-    from vitkit.reporting import gallery, thumbnails
-    from vitkit.text import write_page
-
-    rows = stored.rows(item)
-    if len(rows) > _MAX_SHEET:
-        reason = f"a contact sheet has at most {_MAX_SHEET:,} photographs, not {len(rows):,}"
-        raise VitkitError("webapp.photographs-too-many", reason)
-    captions: list[tuple[str, ...]] = []
-    _, table = prediction_table(stored, item, withhold, unknown)
-    for path, label, confidence, _, is_withheld, correction, error, *_ in table:
-        if error:
-            captions.append((str(error), str(path)))
-            continue
-        certainty = "corrected" if correction else f"{100 * float(confidence or 0):.0f} %"
-        captions.append(("withheld" if is_withheld and label is None else str(label), certainty, str(path)))
-    pictures = thumbnails((Path(row.path) for row in rows), 160)
-    captioned = list(zip(pictures, captions, strict=True))
-    title = f"{item.title}: what {item.run} sees"
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "sheet.html"
-        heading = f"<h1>{escape(title)}</h1><p>{len(rows)} photographs</p>"
-        write_page(page, title, ['<div class="panel">', heading, gallery(captioned), "</div>"])
-        return page.read_bytes()  # bytes, because names of files need not be UTF-8
-
-
-def _classes_and_verdict(workspace: Workspace, run: str) -> dict[str, Any]:
-    """Return the classes of a run's model, and the verdict on its test; empty without a model, or a sound test."""
-    folder, order = workspace.runs / run, []
-    if run in workspace.classifier_names():
-        with suppress(OSError, VitkitError, TypeError, KeyError):
-            order = list(map(str, read_json(folder / DESCRIPTION)["classes"]))
-    result = figures_in(folder) if order else {}
-    is_sound = result and result["figures"]["split"] != "val" and result["verdict"]["level"] != "problem"
-    return {"order": order, "tested": result["verdict"]["sentence"] if is_sound else ""}
 
 
 def _is_inside(workspace: Workspace, item: PredictionSet) -> bool:
@@ -242,7 +172,16 @@ def add_to_data(
     the run.
     """
     root, is_inside = Path(item.folder), _is_inside(workspace, item)
-    edits = stored.edits(item, numbers, workspace.photographs if is_inside else root)
+    base = str(workspace.photographs if is_inside else root)
+    edits, rows = [], stored.rows(item)
+    for number in dict.fromkeys(numbers):
+        check_number(number, len(rows))
+        row, correction = rows[number], item.corrections.get(str(number))
+        path = Path(_relative_path(row.path, base)).as_posix()
+        if correction is not None:
+            edits.append(Edit(path, correction))
+        elif row.ranking:
+            edits.append(Edit(path, row.ranking[0][0], proposed_by=item.run))
     if is_inside:
         table = photographs_in(workspace.photographs)
         has_folder_class = {path for i, path in enumerate(table.paths) if table.name_of(i) not in ("", "unlabelled")}
@@ -253,19 +192,7 @@ def add_to_data(
     else:
         file = label_file_of(root)
         add_edits(file, edits)
-    return {"added": len(edits), "file": str(file), "inside": is_inside, "folder": str(root)}
-
-
-def join_data(
-    workspace: Workspace, stored: StoredPredictions, item: PredictionSet, numbers: Sequence[int]
-) -> dict[str, Any]:
-    """Create a folder with photographs of the studio and predicted ones of another folder, and describe it."""
-    edits = stored.edits(item, numbers, Path(item.folder))
-    if not edits:
-        reason = "none of these photographs has a class: there is nothing to add"
-        raise VitkitError("webapp.class-missing", reason)
-    folder = _joined_folder(workspace, Path(item.folder), edits)
-    return PhotoFolder(folder, folder.name, None).to_dict()
+    return {"added": len(edits), "file": str(file), "inside": is_inside}
 
 
 # --- Routes ----------------------------------------------------------------------------------------------------
@@ -326,8 +253,12 @@ def router(workspace: Workspace) -> APIRouter:
             [_relative_path(row.path, item.folder), row.ranking, row.error, row.familiar] for row in stored.rows(item)
         ]
         classes = sorted({label for row in stored.rows(item) for label, _ in row.ranking})
-        model = {**_classes_and_verdict(workspace, item.run), "inside": _is_inside(workspace, item)}
-        return {**asdict(item), "rows": rows, "classes": classes, **model}
+        order: list[str] = []  # the classes of the model, whose places determine the colours; empty without the model
+        if item.run in workspace.classifier_names():
+            with suppress(OSError, VitkitError, TypeError, KeyError):
+                order = list(map(str, read_json(workspace.runs / item.run / DESCRIPTION)["classes"]))
+        shown = {"rows": rows, "classes": classes, "order": order, "inside": _is_inside(workspace, item)}
+        return {**asdict(item), **shown}
 
     @routes.get("/{number}/thumbnail/{row}")
     async def show_thumbnail(number: int, row: int, request: Request, large: bool = False) -> Response:
@@ -347,14 +278,10 @@ def router(workspace: Workspace) -> APIRouter:
     def add(number: int, addition: Addition) -> dict[str, Any]:
         return add_to_data(workspace, stored, stored.get(number), addition.numbers)
 
-    @routes.post("/{number}/join")
-    def join(number: int, addition: Addition) -> dict[str, Any]:
-        return join_data(workspace, stored, stored.get(number), addition.numbers)
-
     @routes.get("/{number}/table.csv")
-    def send_csv(number: int, withhold: float = 0.0, unknown: float = 0.0) -> Response:
+    def send_csv(number: int) -> Response:
         item = stored.get(number)
-        header, rows = prediction_table(stored, item, withhold, unknown)
+        header, rows = prediction_table(stored, item)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
@@ -364,104 +291,17 @@ def router(workspace: Workspace) -> APIRouter:
         return Response(content, media_type="text/csv", headers=_attachment("csv", item))
 
     @routes.get("/{number}/table.xlsx")
-    def send_workbook(number: int, withhold: float = 0.0, unknown: float = 0.0) -> FileResponse:
+    def send_workbook(number: int) -> FileResponse:
         item = stored.get(number)
-        header, rows = prediction_table(stored, item, withhold, unknown)
+        header, rows = prediction_table(stored, item)
         check_rows(len(rows))
         folder = tempfile.TemporaryDirectory()
         file = Path(folder.name) / "predictions.xlsx"
         write_workbook(file, header, rows)
         return FileResponse(file, headers=_attachment("xlsx", item), background=BackgroundTask(folder.cleanup))
 
-    @routes.get("/{number}/sheet.html")
-    def send_sheet(number: int, withhold: float = 0.0, unknown: float = 0.0) -> HTMLResponse:
-        item = stored.get(number)
-        return HTMLResponse(contact_sheet(stored, item, withhold, unknown), headers=_attachment("html", item))
-
     return routes
 
 
 def _attachment(suffix: str, item: PredictionSet) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="predictions-{item.number}.{suffix}"'}
-
-
-# --- Joining with the studio's photographs --------------------------------------------------------------------
-
-# A new folder has the studio's photographs and others, and can be opened and trained on. It lies in `uploads`, next to
-# the runs, and is hidden until it is complete. Photographs are hard links if the file system supports them, so that
-# they take no further space; otherwise they are copies. The studio's photographs keep their relative paths, so that a
-# training can keep the split of an earlier run. The label file of the new folder begins with the existing labels.
-
-
-def _joined_folder(workspace: Workspace, others: Path, new_edits: Sequence[Edit]) -> Path:
-    """Create a folder with the studio's photographs and other photographs, write its label file, and return its path.
-
-    `new_edits` has the labels of the photographs of `others` to add, with paths relative to it.
-    """
-    photographs = workspace.photographs
-    for folder in (photographs, others):
-        if not folder.exists():
-            raise VitkitError("webapp.folder-missing", f"{folder} is no longer there")
-        if not folder.is_dir():
-            reason = f"{folder.name} is an archive: unpack it to add photographs to its data"
-            raise VitkitError("webapp.folder-invalid", reason)
-    target = new_folder(workspace.runs, photographs.name, photographs)
-    unfinished, file = target.with_name(f".{target.name}"), label_file_of(target)
-    is_taken = file.exists()
-    try:
-        if is_taken:
-            reason = f"{file} exists, and may belong to other photographs: rename it first"
-            raise VitkitError("webapp.file-exists", reason)
-        paths = [edit.path for edit in new_edits]
-        if has_no_folders(photographs):
-            new_paths = {path: f"{others.name}-{path}".replace("/", "-") for path in paths}
-        else:  # in a new subfolder
-            subfolder, number = others.name, 1
-            while (photographs / subfolder).exists():
-                number += 1
-                subfolder = f"{others.name}-{number}"
-            new_paths = {path: f"{subfolder}/{path}" for path in paths}
-        for path in images_below(photographs, SearchLog()):
-            _link(photographs / path, unfinished / path)
-        for path, new_path in new_paths.items():
-            _link(others / path, unfinished / new_path)
-        if not set(new_paths.values()) <= set(photographs_in(unfinished).paths):
-            raise VitkitError(
-                "webapp.folder-split",
-                "the studio's photographs are divided into folders such as train and val, so others cannot be added: "
-                "write only the label file of the others, or copy them into the folder of the training photographs",
-            )
-        edits: dict[str, Edit] = {}  # the last one of each photograph
-        for edit in workspace.label_file.read().edits:
-            path = edit.path
-            if Path(path).is_relative_to(photographs):
-                path = Path(path).relative_to(photographs).as_posix()
-            edits[path] = Edit(path, edit.label, edit.previous, proposed_by=edit.proposed_by)
-        moved = [edit._replace(path=new_paths[edit.path]) for edit in new_edits]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        add_edits(file, [*edits.values(), *moved])
-        target.rmdir()  # `new_folder` created it only to reserve the name
-        unfinished.rename(target)
-    except BaseException as error:
-        for folder in (target, unfinished):
-            shutil.rmtree(folder, ignore_errors=True)
-        if not is_taken:
-            file.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            reason = f"cannot write {target}: {error.strerror or error}"
-            raise VitkitError("webapp.folder-unwritable", reason) from error
-        raise
-    return target
-
-
-def _link(source: Path, target: Path) -> None:
-    if not source.exists():
-        raise VitkitError("webapp.photograph-missing", f"{source} is no longer there: predict the folder again")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        reason = f"two photographs would be called {target.name}: rename one of them"
-        raise VitkitError("webapp.photograph-repeated", reason)
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,15 +33,7 @@ from vitkit.webapp.photographs import Thumbnails, check_exist, check_number, cle
 from vitkit.webapp.workspace import Workspace
 
 Choice = Literal["keep", "relabel", "exclude"]
-AGAIN = {  # what it means to train again with the corrected labels, by `is_cross_tested`
-    False: "Every photograph stays in its split, so the figures can be compared.",
-    True: (
-        "Every photograph is again tested by a layer that was trained without it, so the figures can be compared; this "
-        "requires that only the last layer of the model from which this run began is trained."
-    ),
-}
 _MAX_SUSPECTS = 300  # maximum number of suspected label errors on a page
-_OTHER_FIGURES = ("balanced_accuracy", "loss")  # figures next to the headline
 
 
 def summaries(workspace: Workspace) -> list[dict[str, Any]]:
@@ -57,7 +48,7 @@ def summaries(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def figures_in(folder: Path) -> dict[str, Any]:
-    """Return a run's main evaluation result with its interval and caveats, and a few further measures.
+    """Return a run's main evaluation result with its interval and caveats.
 
     Empty if the run has no evaluation yet, or if its file is being written or damaged.
     """
@@ -67,9 +58,9 @@ def figures_in(folder: Path) -> dict[str, Any]:
     try:
         numbers = read_figures(file)
         headline = headline_of(numbers)
-        others = {name: numbers[name] for name in _OTHER_FIGURES if numbers.get(name) is not None}
-        if headline.folds:  # each figure has its mean and values over the folds
-            others = {name: value["mean"] for name, value in others.items()}
+        others, balanced = {}, numbers.get("balanced_accuracy")
+        if balanced is not None:  # with folds, it has its mean and values over the folds
+            others["balanced_accuracy"] = balanced["mean"] if headline.folds else balanced
         verdict = asdict(verdict_of(numbers))
     except (OSError, VitkitError, TypeError, KeyError, AttributeError):
         return {}
@@ -124,40 +115,6 @@ def _read_split(split: Path) -> _RunPhotographs:
     return _RunPhotographs(table.root, files, read_contents(split), table.task)
 
 
-def agreement(first: Path, second: Path) -> dict[str, Any]:
-    """Compare the predictions of two runs on the held-out images that both reports contain.
-
-    Images count as the same if both path and content are equal, since runs on other photographs may use the same paths.
-    Images that the weights of either run had seen are left out.
-
-    Returns:
-        `listed`, the number of images in each report; `shared`, the number of images in both reports; and, among the
-        shared images, how many each run classifies correctly (`right`), and how many only this run does (`only`).
-    """
-    all_first, all_second = _is_correct_by_image(first), _is_correct_by_image(second)
-    shared = all_first.keys() & all_second.keys()
-    pairs = [(all_first[image], all_second[image]) for image in shared]
-    return {
-        "listed": [len(all_first), len(all_second)],
-        "shared": len(shared),
-        "right": [sum(a for a, _ in pairs), sum(b for _, b in pairs)],
-        "only": [sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)],
-    }
-
-
-def _is_correct_by_image(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return whether a run classifies each held-out image correctly, by path and digest of the content.
-
-    The location of the file replaces an unknown digest.
-    """
-    images, photographs, seen = data_of(folder)["images"], _read_split(folder / SPLIT), set[str]()
-    with suppress(OSError, VitkitError):  # if the weights had seen all images, the report has them all
-        seen = set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
-    contents = {path: str(file) for path, file in photographs.files.items()} | photographs.digests
-    rows = zip(images["path"], images["true"], images["said"], strict=True)  # with indices of this run's classes
-    return {(path, contents.get(path, "")): true == predicted for path, true, predicted in rows if path not in seen}
-
-
 # --- Suspected label errors ---------------------------------------------------------------------------------
 
 
@@ -176,7 +133,6 @@ def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
         "suspects": rows,
         "why_not": _why_read_only(workspace, folder),
         "version": stamp_of(folder / LABEL_ERRORS),
-        "again": AGAIN[is_cross_tested(folder)],
     }
 
 
@@ -289,10 +245,6 @@ def router(workspace: Workspace) -> APIRouter:
     def show_run(name: str) -> dict[str, Any]:
         folder = workspace.run_folder(name)
         return {**data_of(folder), "version": stamp_of(folder / REPORT)}
-
-    @routes.get("/runs/{name}/beside/{other}")
-    def compare(name: str, other: str) -> dict[str, Any]:
-        return agreement(workspace.run_folder(name), workspace.run_folder(other))
 
     @routes.get("/runs/{name}/report")
     def send_report(name: str) -> FileResponse:

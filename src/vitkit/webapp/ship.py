@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +13,8 @@ from pydantic import BaseModel, Field
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import FORMATS, PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Format, PackageKind
-from vitkit.model_folder import DESCRIPTION, WEIGHTS, version_of
+from vitkit.model_folder import WEIGHTS, version_of
 from vitkit.reporting import model_card_text
-from vitkit.system import read_json, write_json
 from vitkit.text import markdown_blocks
 from vitkit.webapp.likeness import Background
 from vitkit.webapp.photographs import stamp_of
@@ -30,7 +28,7 @@ _KINDS: dict[str, Format | PackageKind] = {**PACKAGES, **FORMATS}
 
 
 def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
-    """Export a run's model to a format, and compare the file with the model; describe the result for the page."""
+    """Export a run's model to a format, and compare the file with the model; return what was measured."""
     import vitkit
 
     folder = _folder(workspace, run)
@@ -39,13 +37,12 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
     kind = _KINDS[to]
     file = workspace.runs / EXPORTS / f"{run}{kind.suffix}"
     file.parent.mkdir(parents=True, exist_ok=True)
-    model_stamps = [stamp_of(folder / WEIGHTS), stamp_of(folder / DESCRIPTION)]
     result = vitkit.export(folder, to, file, force=True)
     outcome, speeds, lines = result.outcome, dict(result.outcome.images_per_s), result.lines()[:-1]
     rate = speeds.pop("file", None)  # the others are speeds of the model
     if isinstance(kind, PackageKind) and kind.needs_runtime:  # browsers compute the page, and that was not timed
         rate, lines = None, [line for line in lines if "images per second" not in line]
-    measured = {
+    return {
         # From "60 val images of digits (…)", the page shows "60 validation images".
         "compared_on": re.split(r" of | \(", result.compared_on)[0].replace(" val ", " validation "),
         "agreement": outcome.comparison.agreement,
@@ -54,65 +51,18 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
         "model_per_second": max(speeds.values(), default=None),
         "lines": lines,
     }
-    stamps = [*model_stamps, *map(stamp_of, _files(kind, file))]
-    write_json(_measurements_file(file), {"stamps": stamps, "measured": measured})
-    return {"run": run, "to": to, **measured}
-
-
-def _measurements_file(file: Path) -> Path:
-    """Return the path of the file that keeps what was measured when `file` was exported."""
-    return file.with_name(f".{file.name}.measured")
-
-
-def _files(kind: Format | PackageKind, file: Path) -> list[Path]:
-    return [file] if isinstance(kind, PackageKind) else list(kind.written_files(file))
-
-
-def _stored_measurements(folder: Path, kind: Format | PackageKind, file: Path) -> Any:
-    """Return what was measured when a model was exported; None if the model or a file has changed since."""
-    with suppress(OSError, VitkitError):
-        stored = read_json(_measurements_file(file))
-        files = (folder / WEIGHTS, folder / DESCRIPTION, *_files(kind, file))
-        if stored.get("stamps") == list(map(stamp_of, files)):
-            return stored.get("measured")
-    return None
 
 
 def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
-    """Return the exports of a run that exist: the names and sizes of their files, and what the check measured."""
+    """Return the exports of a run that exist: the formats, and the names and sizes of their files."""
     exports = []
     for kind in _KINDS.values():
         main_file = workspace.runs / EXPORTS / f"{run}{kind.suffix}"
-        files = _files(kind, main_file)
+        files = [main_file] if isinstance(kind, PackageKind) else list(kind.written_files(main_file))
         if all(file.is_file() for file in files):
             listed = [{"name": file.name, "bytes": file.stat().st_size} for file in files]
-            measured = _stored_measurements(workspace.runs / run, kind, main_file)
-            exports.append({"to": kind.name, "files": listed, "measured": measured})
+            exports.append({"to": kind.name, "files": listed})
     return exports
-
-
-def offered() -> list[dict[str, Any]]:
-    """Return the kinds of files that a model can be exported to, with the megabytes to download first for each kind."""
-    offers = []
-    for kind in _KINDS.values():
-        needs_download = isinstance(kind, PackageKind) and kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
-        offers.append(
-            {
-                "name": kind.name,
-                "title": kind.title if isinstance(kind, PackageKind) else kind.runtime,
-                "is_package": isinstance(kind, PackageKind),
-                "megabytes": RUNTIME_MEGABYTES if needs_download else 0,
-            }
-        )
-    return offers
-
-
-def export_file(workspace: Workspace, name: str) -> Path:
-    """Return the path of an exported file, by its name."""
-    for run in workspace.classifier_names():
-        if any(name == file["name"] for export in exported(workspace, run) for file in export["files"]):
-            return workspace.runs / EXPORTS / name
-    raise VitkitError("webapp.file-unknown", f"there is no exported file {name!r}")
 
 
 def card_of(workspace: Workspace, run: str) -> str:
@@ -141,39 +91,59 @@ def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab."""
     routes = APIRouter(prefix="/api/ship")
     work: Background[dict[str, Any]] = Background()
-    last: list[tuple[str, str]] = []  # run and format of the last export
+    last: tuple[str, str] = ("", "")  # run and format of the last export
+    measured: dict[tuple[str, str, str], dict[str, Any]] = {}  # by this studio, by run, format and stamp of the weights
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
-        return {"models": workspace.classifier_names(), "formats": offered()}
+        formats = []
+        for kind in _KINDS.values():
+            is_package, megabytes = isinstance(kind, PackageKind), 0  # to download
+            if isinstance(kind, PackageKind):
+                needs_download = kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
+                title, megabytes = kind.title, RUNTIME_MEGABYTES if needs_download else 0
+            else:
+                title = kind.runtime
+            formats.append({"name": kind.name, "title": title, "is_package": is_package, "megabytes": megabytes})
+        return {"models": workspace.classifier_names(), "formats": formats}
 
     @routes.get("/model")
     def show_model(run: str) -> dict[str, Any]:
         card, command = card_of(workspace, run), shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
+        stamp = stamp_of(workspace.runs / run / WEIGHTS)
         model = {"bytes": (workspace.runs / run / WEIGHTS).stat().st_size, **figures_in(workspace.runs / run)}
         return {
             "run": run,
             "card": markdown_blocks(card),
             "command": command,
             "model": model,
-            "exports": exported(workspace, run),
+            "exports": [{**own, "measured": measured.get((run, own["to"], stamp))} for own in exported(workspace, run)],
         }
 
     @routes.post("/export")
     def start(wanted: Wanted) -> dict[str, Any]:
+        nonlocal last
         if not work.is_running:
-            last[:] = [(wanted.run, wanted.to)]
-            work.start(last[0], lambda: write_export(workspace, wanted.run, wanted.to))
+            last = wanted.run, wanted.to
+
+            def export() -> dict[str, Any]:
+                key = wanted.run, wanted.to, stamp_of(_folder(workspace, wanted.run) / WEIGHTS)
+                measured[key] = write_export(workspace, wanted.run, wanted.to)
+                return measured[key]
+
+            work.start(last, export)
         return show_state()
 
     @routes.get("/export")
     def show_state() -> dict[str, Any]:
-        run, to = last[0] if last else ("", "")
-        return {**work.to_dict(), "run": run, "to": to, "found": work.result(last[0]) if last else None}
+        return {**work.to_dict(), "run": last[0], "to": last[1], "found": work.result(last)}
 
     @routes.get("/file/{name}")
     def download(name: str) -> FileResponse:
-        return FileResponse(export_file(workspace, name), filename=name, media_type="application/octet-stream")
+        runs = workspace.classifier_names()
+        if not any(name == file["name"] for run in runs for own in exported(workspace, run) for file in own["files"]):
+            raise VitkitError("webapp.file-unknown", f"there is no exported file {name!r}")
+        return FileResponse(workspace.runs / EXPORTS / name, filename=name, media_type="application/octet-stream")
 
     @routes.get("/card")
     def download_card(run: str) -> Response:

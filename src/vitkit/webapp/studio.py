@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vitkit.webapp.app import Studio
     from vitkit.webapp.workspace import Workspace
 
-_PORTS_TRIED = 20  # number of ports to try
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # only if the user requests it
 _PACKAGES = ("fastapi", "uvicorn", "multipart")
 
@@ -67,6 +66,7 @@ def studio(
         raise VitkitError("webapp.package-missing", "the studio needs a web server: pip install 'vitkit[studio]'")
     from vitkit.serving import is_loopback, new_token, rules_for_host
     from vitkit.webapp.app import Studio
+    from vitkit.webapp.folders import MAX_BYTES
     from vitkit.webapp.workspace import open_workspace
 
     def open_chosen(chosen: str | Path) -> Workspace:
@@ -89,14 +89,16 @@ def studio(
             log.info(f"studio of {workspace.photographs}: {link}")
             log.info(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
         application = Studio(workspace, runs_folder, open_chosen)
-        _serve(application, listener, rules_for_host(host, token), link if show else None)
+        # Uploads are written to disk as they arrive, so that large archives take no memory.
+        rules = rules_for_host(host, token, max_bytes=MAX_BYTES, max_total_bytes=2 * MAX_BYTES)
+        _serve(application, listener, rules, link if show else None)
 
 
 def _listener_at(host: str, port: int | None) -> socket.socket:
     """Return a socket that is bound to the port. If `port` is None, try 20 ports from 8420 on, then any free one."""
     from vitkit.serving import bound_socket
 
-    for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + _PORTS_TRIED), 0):
+    for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + 20), 0):
         try:
             return bound_socket(host, number)
         except socket.gaierror as error:
@@ -113,21 +115,12 @@ def _listener_at(host: str, port: int | None) -> socket.socket:
 def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str | None) -> None:
     import uvicorn
 
-    from vitkit.serving import MAX_HEAD_BYTES, Connection, Guard
+    from vitkit.serving import Guard, server_config
 
     names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # without one, the browser would open in this terminal
     has_screen = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in names)
     if link is not None and has_screen:
         listener.listen()  # so that the browser can connect before the server has started
         threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
-    config = uvicorn.Config(
-        Guard(application, rules),
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-    )
+    config = server_config(Guard(application, rules), log_level="warning", timeout_graceful_shutdown=2)
     uvicorn.Server(config).run([listener])

@@ -13,19 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from vitkit.data import DATASETS, EXCLUDED, UNLABELLED, CurrentLabels
 from vitkit.errors import VitkitError
-from vitkit.system import LOG, METRICS, PICTURES, RECIPE, REPORT, cache_folder, offline, read_text
+from vitkit.system import LOG, METRICS, RECIPE, cache_folder, offline, read_text
 from vitkit.training import bundled, read_metrics
-from vitkit.webapp.folders import UploadId, receive, upload_path
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.photographs import photographs_in
 from vitkit.webapp.results import figures_in, is_cross_tested
-from vitkit.webapp.workspace import Workspace
+from vitkit.webapp.workspace import Workspace, make_numbered_folder
 
 _SUFFIXES = (".pth", ".safetensors", ".npz", ".pt", ".bin", ".ckpt")
 _PUBLISHED = (  # common models of each size, the smallest first; the command line offers all models
@@ -42,7 +40,7 @@ class Offer:
 
     source: str  # the value for --weights
     title: str  # shown to users
-    kind: str  # run, file or published; colours for features that need no model (likeness.COLOURS)
+    kind: str  # run, file or published
     is_local: bool = True  # on this machine, so that it need not be downloaded
     megabytes: int = 0  # the size in MiB if it is published
 
@@ -55,14 +53,12 @@ class Offer:
 def offers(workspace: Workspace) -> list[Offer]:
     """Return the models that a training can start from, beginning with models on this machine.
 
-    Files are the weights that the user named, those in the current folder, and those that a page sent. Models that
-    would have to be downloaded are left out if downloads are forbidden.
+    Files are the weights that the user named, and those in the current folder. Models that would have to be downloaded
+    are left out if downloads are forbidden.
     """
     named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
     known = {str(Path(item.source).resolve()) for item in named}
-    uploads = _uploaded_weights(workspace)
-    paths = [*Path.cwd().iterdir(), *(uploads.iterdir() if uploads.is_dir() else ())]
-    files = sorted(path for path in paths if path.suffix in _SUFFIXES and path.is_file())
+    files = sorted(path for path in Path.cwd().iterdir() if path.suffix in _SUFFIXES and path.is_file())
     found = [Offer(str(file), file.name, "file") for file in files if str(file.resolve()) not in known]
     runs = [Offer(str(workspace.runs / name), f"run {name}", "run") for name in workspace.model_names()]
     return [*named, *found, *runs, *_published()]
@@ -91,11 +87,6 @@ def smallest_download() -> Offer | None:
     return next((offer for offer in _published() if not offer.is_local), None)
 
 
-def _uploaded_weights(workspace: Workspace) -> Path:
-    """Return the folder of weights that a page sent, which lies beside the folder of runs."""
-    return workspace.runs.parent / "weights"
-
-
 def _published() -> list[Offer]:
     from vitkit.weights import cache_path, find
 
@@ -112,22 +103,20 @@ def _published() -> list[Offer]:
 
 
 _FROM_SCRATCH = "none"  # weights of a training from scratch
-_DURATION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?[smh]")
-_LOG_LINES = 200  # of a log
 PROGRESS = re.compile(r"(?P<what>[^:\r\n]+): (?P<done>\d+)(?: of (?P<total>\d+))?")  # a line that commands print
-_SAMPLES = "What the model sees in training"
+WEIGHTS_ADVICE = "put a file of weights into the folder of the studio, or start it with --weights FILE"
 
 
 class TrainingRequest(BaseModel):
     """A request for a training.
 
-    `weights` is the `source` of an `Offer`, or `none` to train from scratch. `time` is a budget such as 10m.
+    `weights` is the `source` of an `Offer`, or `none` to train from scratch. `time` is a budget.
     `split_from` is the run whose split is kept.
     """
 
     weights: str = Field(max_length=4000)
     method: Literal["auto", "probe", "lora", "full", "scratch"] = "auto"
-    time: str = Field(default="", max_length=20)
+    time: Literal["", "2m", "10m", "30m", "1h", "3h"] = ""
     split_from: str = Field(default="", max_length=300)
 
 
@@ -140,18 +129,13 @@ def router(workspace: Workspace) -> APIRouter:
     def show_offers() -> dict[str, Any]:
         return {"offers": [offer.to_dict() for offer in offers(workspace)]}
 
-    @routes.post("/weights/files")
-    async def add_weights(
-        name: str, request: Request, offset: int = 0, last: bool = True, upload: UploadId = ""
-    ) -> dict[str, Any]:
-        target = upload_path(_uploaded_weights(workspace), name.replace("/", "_"), _SUFFIXES)
-        size = await receive(target, request.stream(), offset, is_last=last, upload=upload)
-        return {"name": target.name, "bytes": size}
-
     @routes.post("/start")
     def start(request: TrainingRequest) -> dict[str, Any]:
         arguments, notes = _arguments(workspace, request)
-        name = jobs.reserve(re.sub(r"[^\w.-]+", "_", workspace.name).strip("._")[:60] or "run")  # safe in URLs
+        # An empty folder with an unused name, so that concurrent requests, other studios and the command line each get
+        # a different one.
+        prefix = re.sub(r"[^\w.-]+", "_", workspace.name).strip("._")[:60] or "run"  # safe in URLs
+        name = make_numbered_folder(workspace.runs, prefix, jobs.last().keys()).name
         try:
             jobs.add(name, [*arguments, "--out", str(workspace.runs / name)], request.model_dump())
         except BaseException:
@@ -173,27 +157,16 @@ def router(workspace: Workspace) -> APIRouter:
         with suppress(VitkitError, OSError):  # the last row is just being written
             metrics = read_metrics(folder / METRICS)
         output = [] if job is None else _tail(jobs.log(job))
-        figures = {**_summary(workspace, jobs, name, job), "metrics": metrics, "step": _last_progress(output)}
-        files = {"samples": (folder / PICTURES[_SAMPLES]).is_file(), "report": (folder / REPORT).is_file()}
-        return {**figures, **files, "log": _tail(folder / LOG) or output}
-
-    @routes.get("/runs/{name}/samples")
-    def show_samples(name: str) -> FileResponse:
-        picture = workspace.run_folder(name) / PICTURES[_SAMPLES]
-        if not picture.is_file():
-            raise VitkitError("webapp.picture-missing", f"{name} has no such picture yet")
-        return FileResponse(picture, headers={"Cache-Control": "no-cache"})
+        step = None  # the progress that the training has printed last, unless it has printed something else since
+        if output and (match := PROGRESS.fullmatch(output[-1])) is not None and match["total"] is not None:
+            step = {"what": match["what"], "done": int(match["done"]), "total": int(match["total"])}
+        shown = {"metrics": metrics, "step": step, "log": _tail(folder / LOG) or output}
+        return {**_summary(workspace, jobs, name, job), **shown}
 
     @routes.post("/runs/{name}/stop")
     def stop(name: str) -> dict[str, Any]:
         _job(workspace, jobs, name)
         jobs.stop(name)
-        return {"run": name}
-
-    @routes.post("/runs/{name}/forget")
-    def forget(name: str) -> dict[str, Any]:
-        _job(workspace, jobs, name)
-        jobs.forget(name)
         return {"run": name}
 
     @routes.post("/runs/{name}/resume")
@@ -229,9 +202,6 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
     else:
         arguments += ["--weights", find_offer(workspace, request.weights).source, "--method", request.method]
     if request.time:
-        if not _DURATION.fullmatch(request.time):
-            reason = f"{request.time!r} is not a duration: write it as 90s, 10m or 2h"
-            raise VitkitError("webapp.time-invalid", reason)
         arguments += ["--time", request.time]
     if request.split_from:
         earlier_run = workspace.run_folder(request.split_from)
@@ -280,20 +250,12 @@ def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> di
         "begun": begun,
         "asked": job.request if job is not None else {},
         "can_resume": jobs.can_resume(name),
-        "can_stop": jobs.can_stop(job),
+        "can_stop": job is not None and (not job.started or jobs.is_starting(job)),
     }
-
-
-def _last_progress(output: list[str]) -> dict[str, Any] | None:
-    """Return the progress that a training has printed last, unless it has printed something else since."""
-    match = PROGRESS.fullmatch(output[-1]) if output else None
-    if match is None or match["total"] is None:
-        return None
-    return {"what": match["what"], "done": int(match["done"]), "total": int(match["total"])}
 
 
 def _tail(file: Path) -> list[str]:
     try:
-        return read_text(file, "replace").splitlines()[-_LOG_LINES:]
+        return read_text(file, "replace").splitlines()[-200:]
     except OSError:
         return []

@@ -2,7 +2,7 @@
 
 Photographs are only read. Labels from the page are appended to the label file. Other studios, and people with a
 spreadsheet, may edit the label file at the same time, and their rows are never overwritten. Undo removes rows that this
-studio wrote, or that existed when it started. Redo does not override newer labels.
+studio wrote, or that existed when it started.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ class Labels:
         self._known: LabelFile | None = None
         self._written: dict[Edit, None] = {}  # rows that this studio wrote, in their order
         self._foreign: set[Edit] = set()  # rows that others have added since the studio started
-        # Undone steps: the rows that were removed, and the last remaining row of each of their pictures, if any.
-        self._undone: list[tuple[tuple[Edit, ...], dict[str, Edit | None]]] = []
         self._news: list[str] = []  # notes that the user has not seen yet
 
     def read(self) -> LabelFile:
@@ -61,31 +59,26 @@ class Labels:
             except FileNotFoundError:
                 stamp = None
             if self._known is None or stamp != self._stamp:
-                self._check_registry(exists=stamp is not None)
+                # If the file is lost, all photographs would appear to be unlabelled.
+                recorded = from_json(read_text(self._registry)) if self._registry.is_file() else []
+                if stamp is not None and str(self.file) not in recorded:
+                    self._registry.parent.mkdir(parents=True, exist_ok=True)
+                    write_json(self._registry, [*recorded, str(self.file)])
+                elif stamp is None and str(self.file) in recorded:
+                    advice = f"restore it, or delete {self._registry} to start without labels"
+                    raise VitkitError("webapp.labels-missing", f"the label file {self.file} is gone: {advice}")
                 self._accept(labels_so_far(self.file))
                 self._stamp = stamp
             assert self._known is not None
             return self._known
 
-    def _check_registry(self, *, exists: bool) -> None:
-        """Record the label file, or raise an error if it is lost: all photographs would appear to be unlabelled."""
-        path = str(self.file)
-        recorded = from_json(read_text(self._registry)) if self._registry.is_file() else []
-        if exists and path not in recorded:
-            self._registry.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._registry, [*recorded, path])
-        elif not exists and path in recorded:
-            reason = f"the label file {path} is gone: restore it, or delete {self._registry} to start without labels"
-            raise VitkitError("webapp.labels-missing", reason)
-
     def add(self, edits: Sequence[Edit]) -> None:
-        """Append rows to the file. Steps that were undone before can then no longer be redone."""
+        """Append rows to the file."""
         with self._lock:
             self.read()
             if edits:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 self._written |= dict.fromkeys(add_edits(self.file, edits))
-                self._undone.clear()
                 self.read()
 
     @property
@@ -94,68 +87,23 @@ class Labels:
         known = self._known
         return known is not None and any(edit not in self._foreign for edit in reversed(known.edits))
 
-    @property
-    def can_redo(self) -> bool:
-        """Whether there is an undone step that can be redone, that is, no rows were added since the undo."""
-        return bool(self._undone)
-
     def undo(self) -> None:
         """Remove the rows of the last step, except for rows that others have added since the studio started."""
         with self._lock:
             before = self.read()
             rows_before = set(before.edits)
             removable = rows_before - self._foreign
-            removed = undo_edits(self.file, removable.__contains__)
-            for edit in removed:
+            for edit in undo_edits(self.file, removable.__contains__):
                 self._written.pop(edit, None)
             self._known = labels_so_far(self.file)
             self._stamp = ()  # so that the file is read again
             self._foreign |= set(self._known.edits) - rows_before  # rows that appeared meanwhile
-            if removed:
-                last = self._last_rows(self._known, removed)
-                newer = {path for path, edit in last.items() if edit in self._foreign}
-                if newer:
-                    self._news.append(f"{_photographs_have(len(newer))} a newer label by somebody else, which holds")
-                rows = tuple(edit for edit in removed if self._full_path(edit) not in newer)
-                if rows:
-                    self._undone.append((rows, last))
-
-    def redo(self) -> None:
-        """Repeat the step that was undone last, except for photographs that have newer labels."""
-        with self._lock:
-            now = self.read()
-            if not self._undone:
-                return
-            undone, before = self._undone.pop()
-            last = self._last_rows(now, undone)
-            rows = [edit for edit in undone if last[self._full_path(edit)] == before[self._full_path(edit)]]
-            newer = len(set(map(self._full_path, undone)) - set(map(self._full_path, rows)))
-            reason = f"{_photographs_have(newer)} a newer label, which holds"
-            if not rows:
-                raise VitkitError("webapp.step-outdated", f"nothing is redone: {reason}")
-            if newer:
-                self._news.append(f"redone, but {reason}")
-            self._written |= dict.fromkeys(add_edits(self.file, rows))
-            self.read()
 
     def news(self) -> list[str]:
         """Return the notes for the user that were collected since the last call, and clear them."""
         with self._lock:
             news, self._news = self._news, []
             return news
-
-    def _full_path(self, edit: Edit) -> str:
-        return os.path.normpath(self._root / edit.path.strip())
-
-    def _last_rows(self, file: LabelFile, rows: Sequence[Edit]) -> dict[str, Edit | None]:
-        """Return the last row in the file of each picture that occurs in `rows`; None for a picture without a row."""
-        last: dict[str, Edit | None] = dict.fromkeys(map(self._full_path, rows))
-        paths = {edit.path for edit in rows} | last.keys()
-        for edit in file.edits:
-            # The first condition only saves time: `_full_path` is slow for many thousands of rows.
-            if (edit.path in paths or edit.path.strip() != edit.path) and self._full_path(edit) in last:
-                last[self._full_path(edit)] = edit
-        return last
 
     def _accept(self, file: LabelFile) -> None:
         """Accept new content of the file, and restore lost rows of this studio.
@@ -177,8 +125,12 @@ class Labels:
         for edit in lost:
             del self._written[edit]
         if lost and new:  # an older copy was edited and saved; if rows were only deleted, they stay deleted
-            relabelled = set(map(self._full_path, new))
-            restored = [edit for edit in lost if self._full_path(edit) not in relabelled]
+
+            def full_path(edit: Edit) -> str:
+                return os.path.normpath(self._root / edit.path.strip())
+
+            relabelled = set(map(full_path, new))
+            restored = [edit for edit in lost if full_path(edit) not in relabelled]
             if restored:
                 self._written |= dict.fromkeys(add_edits(self.file, restored))
                 self._known = labels_so_far(self.file)
@@ -189,10 +141,6 @@ class Labels:
             self._news.append(
                 f"{rows} no longer in {self.file} after it was saved elsewhere; {len(restored)} of them put back{newer}"
             )
-
-
-def _photographs_have(count: int) -> str:
-    return plural(count, "photograph has", "photographs have")
 
 
 def _has_classes(run: Path) -> bool:
@@ -247,16 +195,6 @@ class Workspace:
         """List the names of the runs whose model can classify, the newest first; a pre-trained model has no classes."""
         return [name for name in self.model_names() if _has_classes(self.runs / name)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields that the page shows, as plain JSON types."""
-        return {
-            "name": self.name,
-            "photographs": str(self.photographs),
-            "runs": str(self.runs),
-            "labels": str(self.labels),
-            "first_run": self.first_run,
-        }
-
 
 def make_numbered_folder(parent: Path, name: str, taken: Collection[str] = ()) -> Path:
     """Create the first of the folders NAME-1, NAME-2 … that does not exist and whose name is not `taken`."""
@@ -284,14 +222,7 @@ def state_of_runs(runs: Path) -> Path:
 def open_workspace(
     source: str | Path, runs: str | Path | None = None, labels: str | Path | None = None, weights: tuple[str, ...] = ()
 ) -> Workspace:
-    """Open the workspace of a folder of photographs, a named data set, or a run.
-
-    Args:
-        source: a folder or archive of photographs; the name of a data set, which is downloaded on first use; or a run
-            folder, to open the photographs of the run.
-        runs: the folder of existing and new run folders. The default is the parent of the run, or else `runs`.
-        labels: the label file. The default is `labels/NAME.csv`.
-        weights: local files or models to start from, in addition to those of the runs.
+    """Open the workspace of photographs, of a named data set, or of a run; the arguments are those of `studio`.
 
     Raises:
         VitkitError: the folder does not exist, or runs or labels would lie among the photographs.

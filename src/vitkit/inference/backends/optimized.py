@@ -86,17 +86,12 @@ class Settings:
     dtype: torch.dtype
     device: torch.device
     pack: bool
-    attend_by: str = "fused"
+    attend: str = "fused"  # of `_ATTEND`
 
     @property
     def precise(self) -> Settings:
         """Return the same settings in float32."""
         return replace(self, dtype=torch.float32)
-
-    @property
-    def attend(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-        """Return a function that computes eqs. 6-7: scaled q (B, H, n, D_h), k, v, bias of the logits -> (B, n, D)."""
-        return {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}[self.attend_by]
 
 
 def convert_parameters(module: nn.Module, settings: Settings) -> None:
@@ -240,7 +235,7 @@ class _PreparedAttention(nn.Module):
         self, attention: Attention, norm: Norm | None, scale: nn.Module, settings: Settings, *, is_split: bool
     ) -> None:
         super().__init__()
-        self.heads, self.attend, self.dtype = attention.heads, settings.attend, settings.dtype
+        self.heads, self.attend, self.dtype = attention.heads, _ATTEND[settings.attend], settings.dtype
         self.windows = attention.windows
         weight, bias = fold_norm_into_qkv(attention.qkv, norm, attention.scale)
         self.size = D = weight.shape[1]
@@ -307,6 +302,10 @@ def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Te
         logits = logits if bias is None else logits + bias[i].to(q.dtype)
         x[i] = torch.bmm(logits.softmax(dim=-1), v[i]).transpose(0, 1)
     return x.flatten(2)
+
+
+# Functions that compute eqs. 6-7: scaled q (B, H, n, D_h), k, v, bias of the logits -> (B, n, D)
+_ATTEND = {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}
 
 
 class OptimizedModel(nn.Module):

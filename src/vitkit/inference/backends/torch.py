@@ -58,14 +58,21 @@ def build_plan(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.b
 def choose_plan(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may_measure: bool) -> str:
     """Choose one of `PLANS` for this model on this machine.
 
-    The plan comes from a stored measurement, or from a new one if `may_measure` is True. Otherwise it is `plain`.
-
-    Args:
-        model: the model on the CPU.
-        dtype: the dtype of the computation.
-        may_measure: whether there are enough images to spend a second on a measurement.
+    The plan comes from a stored measurement, or from a new one, which takes a second, if `may_measure` is True.
+    Otherwise it is `plain`.
     """
-    key = _measurement_key(model, dtype)
+    # What determines the fastest plan, without the fields of the configuration that do not affect the cost.
+    config = {name: value for name, value in asdict(model.config).items() if "drop" not in name and name != "init"}
+    key = {
+        "processor": processor(),
+        "cores": cores(),
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
+        "precision": str(dtype).removeprefix("torch."),
+        "batch": BATCH,
+        "config": config,
+    }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     file = cache_folder() / "plans" / f"{digest[:24]}.json"
     with suppress(OSError):
@@ -164,27 +171,6 @@ def _seconds(optimized: OptimizedModel, repeats: Sequence[int], images: Tensor) 
     return spent + time.thread_time() - began
 
 
-# --- Stored measurements ------------------------------------------------------------------------------------
-
-
-def _measurement_key(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the values that determine which plan is fastest: the machine, torch, and the model's configuration.
-
-    Fields of the configuration that do not affect the cost, such as dropout, are left out.
-    """
-    config = {name: value for name, value in asdict(model.config).items() if "drop" not in name and name != "init"}
-    return {
-        "processor": processor(),
-        "cores": cores(),
-        "torch": torch.__version__,
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
-        "precision": str(dtype).removeprefix("torch."),
-        "batch": BATCH,
-        "config": config,
-    }
-
-
 def processor() -> str:
     """Return the processor's name and a digest of its instruction sets; without /proc/cpuinfo, only its name."""
     try:
@@ -253,11 +239,7 @@ def model_on_gpu(
 ) -> Callable[[Tensor], Tensor]:
     """Return the function with which the backends `eager` and `compile` compute the logits of images on a GPU.
 
-    Args:
-        model: the model; it is copied.
-        precision: `float32`, `bfloat16` or `float16`.
-        device: `cuda` or `mps`.
-        is_compiled: whether the function is compiled by inductor when it is first called.
+    The model is copied. If `is_compiled`, inductor compiles the function when it is first called.
     """
     is_optimized = is_compiled or precision != "float32"
     module = prepare(model, getattr(torch, precision), device, pack=False) if is_optimized else copy.deepcopy(model)

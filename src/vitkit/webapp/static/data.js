@@ -1,19 +1,15 @@
 // The Data tab: the photographs in a grid, their labels, and the photographs to label next.
 
 import { fail, get, post, say } from "./api.js";
-import { Hints } from "./data_hints.js";
 import { LabelBar } from "./data_label.js";
 import { lookAt } from "./data_look.js";
 import { Panel } from "./data_panel.js";
 import { Saver } from "./data_save.js";
 import { NONE, OUT, percent, Photos } from "./data_state.js";
 import { Suggestions } from "./data_suggest.js";
-import { count, dialog, el, fill, keyOf, tint } from "./dom.js";
+import { count, dialog, el, fill, finding, keyOf, tint } from "./dom.js";
 import { Grid } from "./grid.js";
 import { stage } from "./progress.js";
-import { weightsPlace } from "./upload.js";
-
-export { ahead } from "./data_state.js";
 
 const BATCH = 24; // photographs that are labelled next
 const ENOUGH = 10; // photographs in each of two classes, after which training is proposed
@@ -31,7 +27,6 @@ class DataPage {
     this.photos = new Photos();
     this.saver = new Saver(this.photos, {
       saved: () => this.filtered(),
-      reloaded: () => this.filtered(),
       pending: (count, unreachable) => this.pending(count, unreachable),
     });
   }
@@ -50,21 +45,20 @@ class DataPage {
     this.panel = new Panel(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), check: () => this.check(), again: () => this.again() });
     this.suggestions = new Suggestions(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), train: () => this.studio.goto("train") });
     this.panel.add(this.suggestions.element);
-    this.hints = new Hints(this.steps());
+    this.hint = el("div", { role: "status" });
     this.unsaved = el("p", { class: "warn unsaved", role: "alert" });
     this.head = el("p", { class: "data-head", role: "status" });
     this.ordered = el("div");
     this.working = el("p", { class: "small soft", role: "status" });
-    const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: this.sizeAtFirst(), oninput: () => this.resize(Number(size.value)) });
+    const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: innerWidth < 640 ? 100 : 150, oninput: () => this.grid.resize(Number(size.value)) });
     this.undoButton = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.undo() }, "Undo");
-    this.redoButton = el("button", { type: "button", title: "Ctrl+Shift+Z", onclick: () => this.edit("redo") }, "Redo");
     const find = this.find = el("input", { type: "search", placeholder: "part of it", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
     const tools = el("div", { class: "row data-tools" },
       el("button", { type: "button", class: "primary", onclick: () => this.next() }, "Label these next"),
-      this.undoButton, this.redoButton, el("button", { type: "button", class: "quiet", onclick: keys }, "Keys"),
+      this.undoButton, el("button", { type: "button", class: "quiet", onclick: keys }, "Keys"),
       el("label", { class: "row" }, "File or folder name", find), el("label", { class: "row size" }, "Picture size", size));
     fill(main, el("div", { class: "data" }, this.panel.element,
-      el("section", { class: "data-main", "aria-label": "Photographs" }, tools, this.working, this.head, this.unsaved, this.ordered, this.grid.element, this.hints.element, this.bar.element)));
+      el("section", { class: "data-main", "aria-label": "Photographs" }, tools, this.working, this.head, this.unsaved, this.ordered, this.grid.element, this.hint, this.bar.element)));
     main.classList.add("wide-page");
     this.grid.size = Number(size.value);
     this.keydown = (event) => this.command(event);
@@ -89,15 +83,6 @@ class DataPage {
     this.grid.element.dataset.pending = count;
     const text = count && unreachable ? `${count === 1 ? "1 label is" : `${count} labels are`} not saved yet: the studio does not answer. They are sent again as soon as it does; leave this page open.` : "";
     if (this.unsaved.textContent !== text) this.unsaved.textContent = text;
-  }
-
-  sizeAtFirst() {
-    return Number(sessionStorage.getItem("size")) || (innerWidth < 640 ? 100 : 150);
-  }
-
-  resize(size) {
-    sessionStorage.setItem("size", size);
-    this.grid.resize(size);
   }
 
   // --- What is shown ------------------------------------------------------------------------------------
@@ -134,49 +119,35 @@ class DataPage {
     this.head.textContent = `${count(ids.length, "photograph", "photographs")} of ${(counts.all + counts.out).toLocaleString("en")}`
       + (counts.none ? ` · ${counts.none.toLocaleString("en")} without a class` : "");
     this.undoButton.disabled = !photos.can_undo;
-    this.redoButton.disabled = !photos.can_redo;
     this.suggestions.draw();
-    this.hints.draw();
+    fill(this.hint, this.nextStep());
     fill(this.ordered, !ids.length && photos.paths.length > 0 && this.wayOut(), photos.order && el("p", { class: "row chosen-order" }, el("span", {}, photos.order.title),
       photos.order.isNext && el("button", { type: "button", onclick: () => this.next() }, "The next ones"),
       el("button", { type: "button", onclick: () => this.filtered({ top: true, leaveOrder: true }) }, "Back to all")));
   }
 
-  /** Shown if no photograph matches the filters: lists them, and offers to drop each of them. */
+  /** Shown if no photograph matches the filters. */
   wayOut() {
-    const { filter } = this.photos;
-    const drop = (part, value, title) => el("button", { type: "button", onclick: () => {
-      filter[part] = value;
-      if (part === "text") this.find.value = "";
-      this.filtered({ top: true });
-    } }, `${title} ✕`);
-    const parts = [filter.label !== null && drop("label", null, filter.label === NONE ? "Without a class" : filter.label === OUT ? "Left out" : filter.label),
-      filter.split && drop("split", "", this.panel.titleOf(filter.split)), filter.finding && drop("finding", "", this.panel.titleOf(filter.finding)),
-      filter.text && drop("text", "", `Name: ${filter.text}`)].filter(Boolean);
     const all = () => {
-      Object.assign(filter, { label: null, split: "", finding: "", text: "" });
+      Object.assign(this.photos.filter, { label: null, finding: "", text: "" });
       this.find.value = "";
       this.filtered({ top: true, leaveOrder: true });
     };
-    return el("div", { class: "way-out row" }, el("p", {}, parts.length > 1 ? "No photograph matches all of these:" : "No photograph matches this:"), parts,
-      el("button", { type: "button", class: "primary", onclick: all }, "Show all photographs"));
+    return el("p", { class: "row" }, "No photograph matches the filters. ", el("button", { type: "button", class: "primary", onclick: all }, "Show all photographs"));
   }
 
-  /** What to do next, for people who are here for the first time. */
-  steps() {
+  /** What to do next, until a training has begun. */
+  nextStep() {
     const { photos } = this;
-    const open = () => !photos.split_of && photos.counts().none > 0;
-    const press = (name, text, work) => el("button", { type: "button", class: "link", onclick: () => { this.hints.done(name); work(); } }, text);
-    return [
-      { name: "choose", fits: open, says: matchMedia("(pointer: coarse)").matches ? "Choose photographs: tap them." : "Choose photographs: click one; Shift + click chooses all up to another, Ctrl + click one more." },
-      { name: "label", fits: open, says: photos.classes.length ? "Give what is chosen a class: click it below, press its number, or type a new name." : "Give what is chosen a class: type a name below, such as daisy, and press Enter." },
-      { name: "check", fits: () => !photos.split_of && !photos.check && photos.counts().none === 0 && photos.classes.length > 1, says: ["Every photograph has a class. Look for copies and broken files before you train: ", press("check", "check them now", () => this.check())] },
-      { name: "train", fits: () => !photos.split_of && photos.classes.filter((own) => own.count >= ENOUGH).length > 1, says: [`At least two classes have ${ENOUGH} photographs: `, press("train", "train a first model", () => this.studio.goto("train"))] },
-    ];
+    if (photos.is_trained) return null;
+    const press = (text, work) => el("button", { type: "button", class: "link", onclick: work }, text);
+    if (!photos.classes.length) return finding("note", "Choose photographs, then give them a class: type a name below, such as daisy, and press Enter.");
+    if (!photos.check && photos.counts().none === 0 && photos.classes.length > 1) return finding("note", "Every photograph has a class. Look for copies and broken files before you train: ", press("check them now", () => this.check()));
+    if (photos.classes.filter((own) => own.count >= ENOUGH).length > 1) return finding("note", `At least two classes have ${ENOUGH} photographs: `, press("train a first model", () => this.studio.goto("train")));
+    return null;
   }
 
   selected() {
-    if (this.grid.selected.size) this.hints.done("choose");
     this.bar.draw(this.grid.chosen(), this.grid.selected.size);
   }
 
@@ -208,7 +179,6 @@ class DataPage {
     const { grid, photos } = this;
     const alone = grid.selected.size <= 1 ? ids[0] : null;
     this.last = { ids, text, version: photos.version };
-    if (text) this.hints.done("label");
     this.saver.label(ids, text);
     const done = text === null ? "has no class now" : text === "" ? "left out" : text;
     say(`${count(ids.length, "photograph", "photographs")}: ${done}`);
@@ -271,11 +241,9 @@ class DataPage {
     const isText = event.target.matches("input, textarea, select") && event.target.type !== "range";
     if (isText || document.querySelector("dialog[open]") || !(event.ctrlKey || event.metaKey)) return;
     const key = event.key.toLowerCase();
-    const path = key === "y" || (key === "z" && event.shiftKey) ? "redo" : key === "z" ? "undo" : null;
-    if (!path) return;
+    if (key !== "z" || event.shiftKey) return;
     event.preventDefault();
-    if (path === "undo") this.undo();
-    else this.edit(path);
+    this.undo();
   }
 
   /** Shows photographs that were added or removed since the studio was started. */
@@ -301,21 +269,10 @@ class DataPage {
   /** Waits until a model has seen the photographs; false where it cannot. */
   async seen() {
     let told = await get("/api/data/look");
-    let way = "";
-    if (!told.eyes) {
-      way = await this.wayToSee(told.download);
-      if (!way) return false;
-    }
-    if (!told.ready) told = await post("/api/data/look", { way: way === "file" ? "" : way });
+    if (!told.eyes && !await this.mayDownload(told)) return false;
+    if (!told.ready) told = await post(`/api/data/look?download=${!told.eyes}`);
     while (!told.ready && !this.stopped) {
-      if (told.error && !told.download) throw new Error(`The photographs could not be compared: ${told.error}`);
-      if (told.error) { // a download that failed
-        this.busy("");
-        way = await this.wayToSee(told.download, told.error);
-        if (!way) return false;
-        told = await post("/api/data/look", { way: way === "file" ? "" : way });
-        continue;
-      }
+      if (told.error) throw new Error(`The photographs could not be compared: ${told.error}`);
       this.busy(`Comparing the photographs, once, with ${told.eyes}. ${stage(told)}`);
       await new Promise((done) => { setTimeout(done, 700); });
       told = await get("/api/data/look");
@@ -325,18 +282,14 @@ class DataPage {
     return !this.stopped;
   }
 
-  /** Asks how to compare photographs if no model is on this machine, or its download failed; returns "" if no way is chosen. */
-  wayToSee(download, error = "") {
+  /** Asks whether a model may be downloaded, if none is on this machine. */
+  mayDownload({ download, advice }) {
     return new Promise((resolve) => {
-      let way = "";
-      const choose = (chosen) => () => { way = chosen; made.close(); };
       const made = dialog("How are the photographs compared?",
-        error ? el("p", { class: "bad wrap", role: "alert" }, `The model could not be used: ${error}`) : el("p", {}, "To choose photographs that are worth a label, the studio compares them with one another. No model that recognises what they show is on this machine yet."),
-        download && el("p", {}, el("button", { type: "button", class: "primary", onclick: choose("download") }, `${error ? "Try again to download" : "Download"} a small model (${download.megabytes} MB download)`), el("br"), el("span", { class: "small soft" }, `${download.source}; it is kept for later trainings.`)),
-        el("p", {}, el("button", { type: "button", onclick: choose("colours") }, "Compare colours and shapes"), el("br"), el("span", { class: "small soft" }, "Computed from your photographs without a download. This finds pictures that look alike, but does not recognise what they show.")),
-        weightsPlace(choose("file")),
-        !download && el("p", { class: "small soft" }, "Downloads are switched off (VITKIT_OFFLINE)."));
-      made.addEventListener("close", () => resolve(way));
+        el("p", {}, "To choose photographs that are worth a label, the studio compares them with one another. No model that recognises what they show is on this machine yet."),
+        download && el("p", {}, el("button", { type: "button", class: "primary", onclick: () => { resolve(true); made.close(); } }, `Download a small model (${download.megabytes} MB download)`), el("br"), el("span", { class: "small soft" }, `${download.source}; it is kept for later trainings.`)),
+        el("p", { class: "small soft" }, `${download ? "Or" : "Downloads are switched off (VITKIT_OFFLINE):"} ${advice}.`));
+      made.addEventListener("close", () => resolve(false));
     });
   }
 
@@ -349,7 +302,7 @@ class DataPage {
       fail(error);
       return;
     }
-    Object.assign(this.photos.filter, { label: null, split: "", finding: "", text: "" });
+    Object.assign(this.photos.filter, { label: null, finding: "", text: "" });
     this.filtered({ top: true });
     this.grid.active = true;
     this.grid.mark();
@@ -368,7 +321,6 @@ class DataPage {
   // --- The doctor -------------------------------------------------------------------------------------------
 
   async check() {
-    this.hints.done("check");
     this.panel.element.open = true;
     try {
       await post("/api/data/check");
@@ -393,6 +345,6 @@ class DataPage {
 }
 
 function keys() {
-  const rows = [["← ↑ → ↓", "move"], ["Shift + arrows, Shift + click", "choose up to there"], ["Space, Ctrl + click", "choose one more"], ["Ctrl + A", "choose all photographs shown"], ["1 … 9", "assign the class with that number"], ["a letter", "type a class's name"], ["Delete", "leave out"], ["Ctrl + Z, Ctrl + Shift + Z", "undo, redo"], ["Enter", "enlarge it"], ["Escape", "choose none"]];
+  const rows = [["← ↑ → ↓", "move"], ["Shift + arrows, Shift + click", "choose up to there"], ["Space, Ctrl + click", "choose one more"], ["Ctrl + A", "choose all photographs shown"], ["1 … 9", "assign the class with that number"], ["a letter", "type a class's name"], ["Delete", "leave out"], ["Ctrl + Z", "undo"], ["Enter", "enlarge it"], ["Escape", "choose none"]];
   dialog("Keys", el("table", {}, el("tbody", {}, rows.map(([key, what]) => el("tr", {}, el("td", {}, el("kbd", {}, key)), el("td", {}, what))))));
 }

@@ -1,10 +1,8 @@
-// The panel next to the photographs: filters for classes, splits and findings.
+// The panel next to the photographs: filters for classes and findings.
 
-import { FINDINGS, NONE, OUT } from "./data_state.js";
+import { NONE, OUT } from "./data_state.js";
 import { dialog, el, fill, finding, keyOf, verdict } from "./dom.js";
 import { stage } from "./progress.js";
-
-const SPLITS = { train: "For training", val: "For checking during training", test: "For the test" };
 
 export class Panel {
   /** tell: { filtered(how), edit(path, body), check(), again() } */
@@ -17,9 +15,12 @@ export class Panel {
     this.more = el("div");
     this.notes = el("div", { class: "small soft" });
     const name = el("input", { type: "text", maxlength: 200, placeholder: "New class", "aria-label": "Name of a new class" });
-    const add = el("form", { class: "row add-class", onsubmit: async (event) => {
+    const add = el("form", { class: "row add-class", onsubmit: (event) => {
       event.preventDefault();
-      if (await tell.edit("classes/add", { name: name.value })) name.value = "";
+      const named = name.value.trim();
+      if (named && photos.place(named) < 0) photos.classes.push({ name: named, count: 0 });
+      name.value = "";
+      tell.filtered();
     } }, name, el("button", {}, "Add"));
     const inside = [el("h2", {}, "Classes"), this.classes, add, this.others, this.more, this.found, this.notes,
       el("button", { type: "button", class: "quiet small", title: "The list was read when the studio was started", onclick: () => tell.again() }, "Look for new photographs")];
@@ -29,11 +30,6 @@ export class Panel {
   /** A further section. */
   add(element) {
     this.more.append(element);
-  }
-
-  /** What a split or a finding is called. */
-  titleOf(key) {
-    return SPLITS[key] ?? FINDINGS[key];
   }
 
   say(lines) {
@@ -46,11 +42,9 @@ export class Panel {
     const counts = photos.counts();
     fill(this.classes, this.choice("All", counts.all, "label", null),
       photos.classes.map((own, i) => this.choice(own.name, own.count, "label", own.name, keyOf(i), own)));
-    const splits = ["train", "val", "test"].filter((split) => photos.splits.includes(split));
     fill(this.others,
       counts.none > 0 && this.choice("Without a class", counts.none, "label", NONE),
       counts.out > 0 && this.choice("Left out", counts.out, "label", OUT),
-      splits.map((split) => this.choice(SPLITS[split], photos.splits.filter((own) => own === split).length, "split", split)),
       photos.findings().map((own) => this.choice(own.title, own.count, "finding", own.key)));
   }
 
@@ -70,21 +64,19 @@ export class Panel {
 
   change(named) {
     const others = this.photos.classes.filter((own) => own.name !== named.name);
-    const name = el("input", { type: "text", id: "new-name", maxlength: 200, value: named.name });
-    const into = el("select", { id: "merge-into" }, others.map((own) => el("option", { value: own.name }, own.name)));
-    const done = async (path, body) => {
-      if (!await this.tell.edit(path, body)) return;
+    const name = el("input", { type: "text", id: "new-name", list: "other-classes", maxlength: 200, value: named.name });
+    const list = el("datalist", { id: "other-classes" }, others.map((own) => el("option", { value: own.name })));
+    const rename = async (to) => {
+      if (named.count && !await this.tell.edit("classes/rename", { old: named.name, new: to })) return;
       if (this.photos.filter.label === named.name) this.photos.filter.label = null;
+      this.photos.renamed(named.name, to && !others.some((own) => own.name === to) ? to : null);
       this.tell.filtered({ top: true });
       made.close();
     };
-    const rename = (to) => done("classes/rename", { old: named.name, new: to });
     const made = dialog(`Class ${named.name}`,
-      el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(name.value); } },
-        el("label", { for: "new-name" }, "Call it"), el("div", { class: "row" }, name, el("button", {}, "Rename"))),
-      others.length > 0 && el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(into.value); } },
-        el("label", { for: "merge-into" }, "Merge with"), el("div", { class: "row" }, into, el("button", {}, "Merge"))),
-      named.count === 0 && el("button", { type: "button", onclick: () => done("classes/remove", { name: named.name }) }, "Remove this class"),
+      named.count > 0 && el("form", { class: "field", onsubmit: (event) => { event.preventDefault(); rename(name.value.trim()); } },
+        el("label", { for: "new-name" }, "Call it; the name of another class merges both"), el("div", { class: "row" }, name, list, el("button", {}, "Rename"))),
+      !named.count && el("button", { type: "button", onclick: () => rename("") }, "Remove this class"),
       el("p", { class: "small soft" }, "Undo takes it back. Only the label file changes: no photograph is moved or renamed."));
     name.select();
   }

@@ -6,7 +6,7 @@ const AGAIN = 1000; // milliseconds until a studio that does not answer is asked
 const PATIENCE = 3000; // milliseconds that leaving the tab waits for what is on its way
 
 export class Saver {
-  /** tell: { saved(), reloaded(), pending(count, unreachable) } */
+  /** tell: { saved(), pending(count, unreachable) } */
   constructor(photos, tell) {
     this.photos = photos;
     this.tell = tell;
@@ -84,7 +84,7 @@ export class Saver {
   async reload() {
     try {
       await this.photos.load(true);
-      this.tell.reloaded();
+      this.tell.saved();
     } catch (error) {
       if (!error.unreachable) fail(error);
       await new Promise((resolve) => { setTimeout(resolve, AGAIN); });

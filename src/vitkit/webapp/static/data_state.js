@@ -5,20 +5,13 @@ import { get } from "./api.js";
 export const NONE = -1; // has no class
 export const OUT = -2; // is left out
 
-export const FINDINGS = { doubt: "Label looks wrong", suggested: "A class is suggested", copy: "Duplicates", conflict: "Copies with two classes", broken: "Cannot be read" };
+const FINDINGS = { doubt: "Label looks wrong", suggested: "A class is suggested", copy: "Duplicates", conflict: "Copies with two classes", broken: "Cannot be read" };
 
 const HARMLESS = "there is a copy of it";
 
-let early = null;
-
-/** Asks for the photographs before the tab is there. */
-export function ahead() {
-  early = get("/api/data/all").catch(() => null);
-}
-
 export class Photos {
   constructor() {
-    this.filter = { label: null, split: "", finding: "", text: "" };
+    this.filter = { label: null, finding: "", text: "" };
     this.order = null; // photographs in a special order, for example by similarity
     this.check = null;
     this.pending = []; // labels that are on their way to the label file: [{ paths, label }]
@@ -27,8 +20,7 @@ export class Photos {
   }
 
   async load(anew = false) {
-    const told = (!anew && await early) || await get(`/api/data/all${anew ? "?anew=true" : ""}`);
-    early = null;
+    const told = await get(`/api/data/all${anew ? "?anew=true" : ""}`);
     if (told.version !== this.version) this.suggestions.clear(); // their numbers belong to the photographs of the version before
     Object.assign(this, told);
     this.doubts = new Map(Object.entries(told.doubts).map(([id, doubt]) => [Number(id), doubt]));
@@ -40,8 +32,11 @@ export class Photos {
   /** Applies the studio's response to an edit. */
   take(told) {
     if (told.version !== this.version) throw new Error("The photographs in the folder have changed: load them again.");
-    const { classes, names, labels, can_undo, can_redo, unmatched, news, decided } = told;
-    Object.assign(this, { classes, names, labels, can_undo, can_redo, unmatched, news, decided: new Set(decided) });
+    const { names, labels, can_undo, unmatched, news, decided } = told;
+    const counts = new Map(told.classes.map((own) => [own.name, own.count]));
+    const before = (this.classes ?? []).map((own) => own.name); // a class without photographs keeps its number key
+    const classes = [...new Set([...before, ...counts.keys()])].map((name) => ({ name, count: counts.get(name) ?? 0 }));
+    Object.assign(this, { classes, names, labels, can_undo, unmatched, news, decided: new Set(decided) });
     for (const { paths, label } of this.pending) this.apply(paths.map((path) => this.numbers.get(path)).filter((id) => id !== undefined), label);
   }
 
@@ -62,7 +57,13 @@ export class Photos {
     }
     this.classes = [...counts].map(([name, own]) => ({ name, count: own })); // a new class comes last: no number key moves
     this.can_undo = true;
-    this.can_redo = false;
+  }
+
+  /** A class has a new name, which takes its place, or is gone (null). */
+  renamed(old, name) {
+    const now = this.classes.find((own) => own.name === name);
+    const others = this.classes.filter((own) => own !== now);
+    this.classes = now ? others.map((own) => (own.name === old ? now : own)) : others.filter((own) => own.name !== old);
   }
 
   classesIn(label) {
@@ -100,7 +101,6 @@ export class Photos {
 
   describe(id) {
     const parts = [this.file(id), this.labels[id] === OUT ? "left out" : this.label(id) || "no class"];
-    if (this.splits[id]) parts.push(this.splits[id]);
     const suggestion = this.suggestion(id);
     if (suggestion) parts.push(`${this.suggestedBy} suggests ${suggestion[0]} (${percent(suggestion[1])})`);
     parts.push(...this.troubles(id));
@@ -166,11 +166,10 @@ export class Photos {
 
   /** The photographs that are shown, in their order. */
   shown() {
-    const { label, split, finding, text } = this.filter;
+    const { label, finding, text } = this.filter;
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
     const has = finding ? this.findings().find((own) => own.key === finding)?.has ?? (() => false) : null;
     const wanted = (id) => (label === null ? this.labels[id] !== OUT || Boolean(this.order) : this.ofClass(id, label))
-      && (!split || (this.splits[id] || "") === split)
       && (!has || has(id))
       && words.every((word) => this.lower[id].includes(word));
     const all = this.order ? this.order.images : [...this.paths.keys()];

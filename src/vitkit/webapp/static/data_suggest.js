@@ -41,7 +41,7 @@ export class Suggestions {
     if (this.stopped) return;
     if (this.told.found && this.told.version === this.photos.version) {
       this.photos.takeSuggestions(this.told);
-      if (shown) Object.assign(this.photos.filter, { label: null, finding: "suggested", split: "", text: "" });
+      if (shown) Object.assign(this.photos.filter, { label: null, finding: "suggested", text: "" });
       this.tell.filtered({ top: shown, leaveOrder: shown });
     } else {
       this.draw();

@@ -5,8 +5,6 @@ import { el } from "./dom.js";
 const AHEAD = 2; // rows above and below what is in sight
 const GAP = 8;
 const EDGE = 4; // padding, as the style sheet has it
-const FAST = 3; // pictures are not asked for while more screens than this pass in a second
-const SETTLED = 90; // milliseconds
 
 export class Grid {
   /**
@@ -38,7 +36,6 @@ export class Grid {
 
   stop() {
     this.watch.disconnect();
-    clearTimeout(this.later);
   }
 
   /** Shows these; what is selected and no longer shown is no longer selected. */
@@ -104,16 +101,9 @@ export class Grid {
   }
 
   scrolled() {
-    const now = performance.now();
-    const moved = Math.abs(this.element.scrollTop - (this.before ?? 0)) / Math.max(1, this.element.clientHeight);
-    this.hurried = moved / Math.max(1, now - (this.when ?? 0)) * 1000 > FAST;
-    [this.before, this.when] = [this.element.scrollTop, now];
-    if (!this.waiting) {
-      this.waiting = true;
-      requestAnimationFrame(() => { this.waiting = false; this.draw(); });
-    }
-    clearTimeout(this.later);
-    this.later = setTimeout(() => { this.hurried = false; this.load(); }, SETTLED);
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => { this.waiting = false; this.draw(); });
   }
 
   /** Adds the visible cells to the page, and removes the others. */
@@ -122,7 +112,7 @@ export class Grid {
     const { first, last } = this.inSight();
     for (const place of [...this.cells.keys()]) if (place < first || place >= last) this.drop(place);
     for (let place = last - 1; place >= first; place--) if (!this.cells.has(place)) this.put(place);
-    if (!this.hurried) this.load();
+    this.load();
     this.mark();
   }
 

@@ -6,7 +6,6 @@ import { chip, el, fill, shareBar } from "./dom.js";
 import { familiarity, modelChoice, percent } from "./models.js";
 
 const AGAIN = 1000; // milliseconds after which an answer that failed is requested again
-const AVERAGED = 10; // answers over which the rate is taken
 
 export async function show(main, studio) {
   const page = new LivePage(studio);
@@ -20,7 +19,7 @@ class LivePage {
   }
 
   async build(main) {
-    const { models } = await get("/api/live/models");
+    const { models } = await get("/api/look/models");
     this.camera = new Camera(() => this.cameraChanged());
     this.recorder = new Recorder(this.camera, (folder) => this.open(folder));
     await this.recorder.load();
@@ -28,24 +27,22 @@ class LivePage {
   }
 
   answers(models) {
-    [this.said, this.rate] = [el("div", {}), el("p", { class: "small soft number" })];
+    this.said = el("div");
     const place = el("section", { class: "panel", "aria-label": "Live answers" }, el("h2", {}, "Live answers"));
     if (!models.length) return fill(place, el("h2", {}, "Live answers"), el("p", { class: "soft" }, "Once a model is trained, it says here what the camera sees. First record pictures of each class below, and train with them."));
     const choice = modelChoice(this.studio, "live-model", models, (name) => { this.run = name; });
     this.run = choice.value;
-    place.append(el("div", { class: "row" }, el("label", { for: "live-model" }, "Ask the model of"), choice), fill(this.said, el("p", { class: "soft" }, "Start the camera, and hold something in front of it: the model says here what it sees.")), this.rate);
+    place.append(el("div", { class: "row" }, el("label", { for: "live-model" }, "Ask the model of"), choice), fill(this.said, el("p", { class: "soft" }, "Start the camera, and hold something in front of it: the model says here what it sees.")));
     return place;
   }
 
   cameraChanged() {
     this.recorder.cameraChanged();
     if (this.camera.isOn && this.run) this.ask().catch(fail);
-    else if (this.rate) this.rate.textContent = "";
   }
 
   async ask() {
     const { stream } = this.camera;
-    const times = [];
     while (this.camera.stream === stream) {
       const frame = await this.camera.picture();
       let told = null;
@@ -59,10 +56,7 @@ class LivePage {
         await new Promise((next) => { setTimeout(next, AGAIN); });
         continue;
       }
-      times.push(performance.now());
-      if (times.length > AVERAGED) times.shift();
       this.draw(told);
-      if (times.length > 1) this.rate.textContent = `${(1000 * (times.length - 1) / (times.at(-1) - times[0])).toFixed(1)} answers a second`;
     }
   }
 

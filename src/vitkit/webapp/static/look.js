@@ -5,7 +5,6 @@ import { el, fill, shareBar, takeDrops } from "./dom.js";
 import { PatchView } from "./look_patch.js";
 import { overlay, scale } from "./look_map.js";
 import { familiarity, modelChoice, noModel, percent, UNFAMILIAR } from "./models.js";
-import { clock } from "./progress.js";
 
 const TITLES = {
   gradient: "Evidence for this class", rollout: "Attention through all layers", raw: "Attention in the last layer",
@@ -22,7 +21,6 @@ class LookPage {
   constructor(studio) {
     this.studio = studio;
     this.turn = 0;
-    this.clocks = [];
     this.pasted = (event) => {
       const file = [...(event.clipboardData?.files || [])].find((own) => own.type.startsWith("image/"));
       if (file) this.bring(file);
@@ -45,7 +43,6 @@ class LookPage {
 
   leave() {
     this.turn += 1;
-    for (const stop of this.clocks) stop?.();
     document.removeEventListener("paste", this.pasted);
   }
 
@@ -91,12 +88,9 @@ class LookPage {
     if (!this.file) return;
     this.turn += 1;
     this.target = "top";
-    const left = el("span", { "aria-hidden": "true" });
-    const waits = el("p", { class: "soft" }, "Looking … ", left);
+    const waits = el("p", { class: "soft" }, "Looking …");
     fill(this.found, waits);
-    const stop = clock(left);
     const seen = await this.ask("see");
-    stop();
     if (!seen) {
       if (waits.isConnected) fill(this.found);
       return;
@@ -109,8 +103,6 @@ class LookPage {
 
   draw() {
     const { seen } = this;
-    for (const stop of this.clocks) stop?.();
-    this.clocks = [];
     this.maps = [0, 1].map((place) => this.mapFigure(place));
     const said = seen.multi && !seen.label ? "None of the classes" : seen.label;
     fill(this.found,
@@ -144,7 +136,6 @@ class LookPage {
     if (place >= methods.length) return null;
     const canvas = el("canvas", { role: "img" });
     const tells = el("span", { class: "small soft" });
-    const left = el("span", { class: "small look-left", "aria-hidden": "true" });
     const choice = el("select", { "aria-label": `Map ${place + 1}: method`, onchange: () => load() }, methods.map((own) => el("option", { value: own.name }, TITLES[own.name] || own.name)));
     choice.value = methods[place].name;
     const load = async () => {
@@ -152,15 +143,12 @@ class LookPage {
       tells.textContent = methods.find((own) => own.name === method).tells;
       canvas.classList.add("waits");
       canvas.setAttribute("aria-label", `${TITLES[method] || method}: being drawn`);
-      this.clocks[place]?.();
-      const stop = this.clocks[place] = clock(left);
       const found = await this.ask("map", { method, target: this.target });
-      stop();
       if (!found || method !== choice.value) return;
       canvas.setAttribute("aria-label", `${TITLES[method] || method}, ${found.target}`);
       await overlay(canvas, this.seen.picture, found.map, found.box);
       canvas.classList.remove("waits");
     };
-    return { figure: el("figure", {}, el("figcaption", {}, choice, left), canvas, scale(), tells), load };
+    return { figure: el("figure", {}, el("figcaption", {}, choice), canvas, scale(), tells), load };
   }
 }

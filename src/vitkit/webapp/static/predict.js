@@ -2,8 +2,8 @@
 
 import { fail, get, post, say } from "./api.js";
 import { percent } from "./data_state.js";
-import { chip, choice, count, dialog, el, fill, search, shareBar, verdict } from "./dom.js";
-import { modelChoice, noModel, UNFAMILIAR, viewSheet } from "./models.js";
+import { chip, choice, count, el, fill, search, shareBar, verdict } from "./dom.js";
+import { familiarity, modelChoice, noModel, UNFAMILIAR, viewSheet } from "./models.js";
 import { bar, stage } from "./progress.js";
 import { uploadPlace } from "./upload.js";
 import { Enlarged } from "./views/enlarged.js";
@@ -22,8 +22,6 @@ class PredictPage {
   constructor(studio) {
     this.studio = studio;
     this.filter = { label: "", text: "", kind: "" };
-    this.withhold = 0;
-    this.unknownBelow = 0;
     this.order = "look";
   }
 
@@ -128,29 +126,20 @@ class PredictPage {
     return this.shown.rows[i][1][0]?.[1] ?? 0;
   }
 
-  /** Whether the prediction of a row is rejected: its confidence is too low, and nobody has corrected it. */
-  isWithheld(i) {
-    return this.shown.rows[i][1].length > 0 && this.shown.corrections[i] === undefined && (this.isUnknown(i) || this.confidence(i) < this.withhold);
-  }
-
   /** The part of known photographs that look no more familiar; undefined if the model cannot tell. */
   familiar(i) {
     return this.shown.rows[i][3] ?? undefined;
   }
 
-  isUnknown(i) {
-    return this.shown.corrections[i] === undefined && this.familiar(i) <= this.unknownBelow;
-  }
-
   /** Whether a person should look at a photograph: the model is unsure, or the photograph is strange or cannot be read. */
   isToLookAt(i) {
-    return this.shown.corrections[i] === undefined && (!this.label(i) || this.isWithheld(i) || this.confidence(i) < SURE || this.familiar(i) <= UNFAMILIAR);
+    return this.shown.corrections[i] === undefined && (!this.label(i) || this.confidence(i) < SURE || this.familiar(i) <= UNFAMILIAR);
   }
 
   matching() {
     const { label, text, kind } = this.filter;
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    const kinds = { "": () => true, look: (i) => this.isToLookAt(i), sure: (i) => this.label(i) && !this.isWithheld(i), withheld: (i) => this.isWithheld(i), unknown: (i) => this.isUnknown(i), corrected: (i) => this.shown.corrections[i] !== undefined, unreadable: (i) => this.shown.rows[i][2] !== "" };
+    const kinds = { "": () => true, look: (i) => this.isToLookAt(i), corrected: (i) => this.shown.corrections[i] !== undefined, unreadable: (i) => this.shown.rows[i][2] !== "" };
     const fits = (i) => (!label || this.label(i) === label) && kinds[kind](i) && words.every((word) => this.shown.rows[i][0].toLowerCase().includes(word));
     const found = [...this.shown.rows.keys()].filter(fits);
     const [doubt, look] = [(a, b) => this.confidence(a) - this.confidence(b), (i) => Number(this.isToLookAt(i))];
@@ -163,11 +152,7 @@ class PredictPage {
     this.tells = [...shown.rows.keys()].some((i) => this.familiar(i) !== undefined);
     if (!this.tells && this.order === "familiar") this.order = "look";
     const pick = (title, choices, chosen, set) => choice(title, choices.filter(Boolean), chosen, (value) => { set(value); this.draw(true); });
-    const number = (id, title, step, value, onchange) => {
-      const input = el("input", { type: "number", id, min: 0, max: 100, step, value, oninput: () => { onchange(Math.min(1, Math.max(0, Number(input.value) / 100 || 0))); this.draw(); } });
-      return el("div", { class: "choice" }, el("label", { for: id }, title), el("span", {}, input, " %"));
-    };
-    const kinds = pick("Which photographs", [["", "All photographs"], ["look", "To look at"], ["sure", "With a class"], ["withheld", "Withheld"], this.tells && ["unknown", "Unknown"], ["corrected", "Corrected"], ["unreadable", "Cannot be read"]], "", (value) => { this.filter.kind = value; });
+    const kinds = pick("Which photographs", [["", "All photographs"], ["look", "To look at"], ["corrected", "Corrected"], ["unreadable", "Cannot be read"]], "", (value) => { this.filter.kind = value; });
     const labels = pick("Class", [], "", (value) => { this.filter.label = value; });
     [this.kinds, this.labels] = [kinds, labels].map((own) => own.querySelector("select"));
     const find = search("Part of a file's name", (text) => { this.filter.text = text; this.draw(true); });
@@ -182,9 +167,7 @@ class PredictPage {
     fill(this.result, this.verdict, el("section", { class: "panel", "aria-label": "Predictions" }, el("h2", { class: "wrap" }, `${shown.title}, by ${shown.run}`),
       el("details", { class: "predict-filters", open: innerWidth > PHONE }, el("summary", {}, "Filter and order"), el("div", { class: "controls", role: "group", "aria-label": "Filter" }, labels, kinds,
         pick("Order", [["look", "To look at first"], ["", "By name"], this.tells && ["familiar", "The least familiar first"]], this.order, (value) => { this.order = value; }),
-        find,
-        number("withhold", "Withhold below", 1, Math.round(100 * this.withhold), (value) => { this.withhold = value; }),
-        this.tells && number("unknown", "Call unknown up to a familiarity of", 0.5, 100 * this.unknownBelow, (value) => { this.unknownBelow = value; }))),
+        find)),
       this.files, this.counts, this.names, this.list, this.more), this.enlarged.element);
     this.draw();
   }
@@ -198,10 +181,9 @@ class PredictPage {
     fill(this.labels, el("option", { value: "" }, "Every class"), [...counts.keys()].sort().map((name) => el("option", { value: name }, `${name} (${counts.get(name).toLocaleString("en")})`)));
     this.labels.value = this.filter.label;
     const found = this.matching();
-    const withheld = all.filter((i) => this.isWithheld(i)).length;
     const broken = all.filter((i) => shown.rows[i][2]).length;
     const corrected = Object.keys(shown.corrections).length;
-    this.counts.textContent = [count(found.length, "photograph", "photographs") + ` of ${all.length.toLocaleString("en")}`, withheld && `${withheld} withheld`, corrected && `${corrected} corrected`, broken && `${broken} cannot be read`].filter(Boolean).join(" · ");
+    this.counts.textContent = [count(found.length, "photograph", "photographs") + ` of ${all.length.toLocaleString("en")}`, corrected && `${corrected} corrected`, broken && `${broken} cannot be read`].filter(Boolean).join(" · ");
     fill(this.list, found.slice(0, this.most).map((i, place) => this.card(i, () => this.enlarged.open(found, place))));
     this.more.hidden = found.length <= this.most;
     this.more.textContent = `Show more (${(found.length - this.most).toLocaleString("en")} left)`;
@@ -212,9 +194,9 @@ class PredictPage {
   drawVerdict(all, look) {
     const [words, others] = [(number) => number.toLocaleString("en"), this.filter.kind === "look" ? "" : "look"];
     const show = el("button", { type: "button", "data-focus": "show", onclick: () => { this.kinds.value = this.filter.kind = others; this.draw(true); } }, others ? `Show the ${words(look)} to look at` : `Show all ${words(all)}`);
-    const rule = `Sure means a confidence of at least ${Math.round(100 * Math.max(SURE, this.withhold))} %${this.tells ? " and a familiar photograph" : ""}, or that you corrected it.`;
+    const rule = `Sure means a confidence of at least ${Math.round(100 * SURE)} %${this.tells ? " and a familiar photograph" : ""}, or that you corrected it.`;
     const told = look ? { level: "warning", sentence: `${words(all - look)} sure, ${words(look)} to look at` } : { level: "good", sentence: `All ${words(all)} sure` };
-    fill(this.verdict, verdict(told, null, [el("p", { class: "soft" }, rule, this.shown.tested && ` The model's test: ${this.shown.tested}.`), (look > 0 || !others) && show]));
+    fill(this.verdict, verdict(told, null, [el("p", { class: "soft" }, rule), (look > 0 || !others) && show]));
   }
 
   thumbnail(i) {
@@ -228,7 +210,7 @@ class PredictPage {
   card(i, open) {
     const [path, ranking, error] = this.shown.rows[i];
     const [label, familiar] = [this.label(i), this.familiar(i)];
-    const said = error && !label ? "cannot be read" : this.isUnknown(i) ? `? (${label})` : this.isWithheld(i) ? `withheld (${label})` : label || "none";
+    const said = error && !label ? "cannot be read" : label || "none";
     const state = [this.shown.corrections[i] !== undefined && "corrected", this.isToLookAt(i) && "to look at"].filter(Boolean);
     const sure = ranking.length > 0 && percent(ranking[0][1]);
     const tells = [path, said, sure, familiar !== undefined && `familiarity ${(100 * familiar).toFixed(1)} %`, ...state].filter(Boolean).join(", ");
@@ -241,8 +223,7 @@ class PredictPage {
   lines(i) {
     const [, ranking, error] = this.shown.rows[i];
     const bars = ranking.map(([name, part]) => [chip(name, this.place(name)), " ", percent(part), shareBar(part, this.place(name))]);
-    const familiar = this.familiar(i) !== undefined && `Familiarity ${(100 * this.familiar(i)).toFixed(1)} %: the other known photographs look more familiar.`;
-    return [error && [el("span", { class: "bad" }, error)], ...bars, familiar && [el("span", { class: "small soft" }, familiar)]].filter(Boolean);
+    return [error && [el("span", { class: "bad" }, error)], ...bars, [familiarity(this.familiar(i) ?? null)]].filter(Boolean);
   }
 
   correction(i) {
@@ -267,11 +248,10 @@ class PredictPage {
   }
 
   drawFiles(found) {
-    const address = (file) => `/api/predict/${this.shown.number}/${file}?withhold=${this.withhold}&unknown=${this.unknownBelow}`;
-    const link = (file, title) => el("a", { class: "button", href: address(file), download: "" }, title);
-    const numbers = found.filter((i) => this.label(i) && !this.isWithheld(i));
-    fill(this.files, el("span", { class: "soft" }, "Save as"), link("table.xlsx", "Excel"), link("table.csv", "CSV"), link("sheet.html", "Contact sheet"),
-      el("button", { type: "button", disabled: !numbers.length, title: "Classes that you did not correct are recorded as proposed by the model", onclick: () => (this.shown.inside ? this.add(numbers) : this.choose(numbers)) }, `Add the ${numbers.length.toLocaleString("en")} shown to the data`));
+    const link = (file, title) => el("a", { class: "button", href: `/api/predict/${this.shown.number}/${file}`, download: "" }, title);
+    const numbers = found.filter((i) => this.label(i));
+    fill(this.files, el("span", { class: "soft" }, "Save as"), link("table.xlsx", "Excel"), link("table.csv", "CSV"),
+      el("button", { type: "button", disabled: !numbers.length, title: "Classes that you did not correct are recorded as proposed by the model", onclick: () => this.add(numbers) }, `Add the ${numbers.length.toLocaleString("en")} shown to the data`));
   }
 
   async add(numbers) {
@@ -280,27 +260,6 @@ class PredictPage {
       const rest = numbers.length - told.added;
       say(`${count(told.added, "label", "labels")} written into ${told.file}${told.inside && rest ? `; ${rest} have a class already, which stays` : ""}.`);
     } catch (error) {
-      fail(error);
-    }
-  }
-
-  /** Photographs of another folder can be joined with the data in a new folder, or only get a label file. */
-  choose(numbers) {
-    const only = el("button", { type: "button", onclick: () => { made.close(); this.add(numbers); } }, "Only write their label file");
-    const both = el("button", { type: "button", class: "primary", onclick: () => this.join(numbers, [both, only]) }, "Make a folder of both and open it");
-    const made = dialog("These photographs are in another folder",
-      el("p", {}, `To train on them together with ${this.studio.name}, the studio makes a new folder of both, in uploads beside the runs. No photograph is moved, and the new folder takes no further space on most disks.`),
-      el("div", { class: "row" }, both, only));
-  }
-
-  async join(numbers, buttons) {
-    for (const button of buttons) button.disabled = true;
-    try {
-      const { id } = await post(`/api/predict/${this.shown.number}/join`, { numbers });
-      await post("/api/chooser/open", { kind: "folder", name: id });
-      location.href = "/";
-    } catch (error) {
-      for (const button of buttons) button.disabled = false;
       fail(error);
     }
   }

@@ -19,16 +19,6 @@ export function stage({ what, done, total, left }, first = "Starting") {
   return `${name}${part}${rest && `, ${rest}`}`;
 }
 
-/** Shows in an element for how many seconds a request has been running; returns a function that ends this. */
-export function clock(element) {
-  const begun = performance.now();
-  const timer = setInterval(() => { element.textContent = `${Math.floor((performance.now() - begun) / 1000)} seconds so far`; }, 1000);
-  return () => {
-    clearInterval(timer);
-    element.textContent = "";
-  };
-}
-
 export function bar(told, name) {
   return el("progress", { "aria-label": name, ...(told.total ? { value: told.done, max: told.total } : {}) });
 }

@@ -34,7 +34,6 @@ class ResultsPage {
   async build(main) {
     this.runs = (await get("/api/results/runs")).runs;
     this.detail = el("div");
-    this.beside = el("p", { role: "status" });
     if (!this.runs.length) {
       fill(main, el("p", { class: "soft" }, "No training is done yet. When one is, its results are here."));
       return;
@@ -45,17 +44,12 @@ class ResultsPage {
     await this.choose((asked || this.runs[0]).name);
   }
 
-  /** The list of runs, and another one to compare with. */
+  /** The list of runs. */
   choices() {
-    const list = (id, title, first, chosen, onchange, offered = this.runs) => {
-      const runs = offered.map((run) => el("option", { value: run.name }, `${run.name}: ${percent(run.figures.accuracy)}${run.figures.split === "val" ? " (validation)" : ""}`));
-      const select = el("select", { id, "data-focus": id, onchange: () => onchange(select.value) }, first, runs);
-      select.value = chosen;
-      return [el("label", { for: id }, title), select];
-    };
-    const compare = (name) => { this.other = name; return this.compare(); };
-    return [list("results-run", "Run", null, this.name, (name) => this.choose(name)),
-      this.runs.length > 1 ? list("results-other", "Compare with", el("option", { value: "" }, "no other run"), this.other === this.name ? "" : this.other ?? "", compare, this.runs.filter((run) => run.name !== this.name)) : []].flat();
+    const runs = this.runs.map((run) => el("option", { value: run.name }, `${run.name}: ${percent(run.figures.accuracy)}${run.figures.split === "val" ? " (validation)" : ""}`));
+    const select = el("select", { id: "results-run", "data-focus": "results-run", onchange: () => this.choose(select.value) }, runs);
+    select.value = this.name;
+    return [el("label", { for: "results-run" }, "Run"), select];
   }
 
   verdict() {
@@ -72,7 +66,7 @@ class ResultsPage {
     this.most = FEW;
     this.decided = null; // the doubtful label that was decided last
     const tools = el("div", { class: "row results-tools" }, this.choices());
-    fill(this.detail, this.verdict(), tools, this.beside, el("p", { class: "soft" }, "Loading …"));
+    fill(this.detail, this.verdict(), tools, el("p", { class: "soft" }, "Loading …"));
     try {
       const address = `/api/results/runs/${encodeURIComponent(name)}`;
       const [data, doubts, labels, { classes }] = await Promise.all([get(address), get(`${address}/suspects`), get(`${address}/labels`), get("/api/data/labels")]);
@@ -81,7 +75,6 @@ class ResultsPage {
     } catch (error) {
       if (this.turn === turn) this.detail.lastChild.replaceWith(el("p", { class: "bad wrap" }, error.message));
     }
-    await this.compare();
   }
 
   show(address, data, doubts, labels, classes, tools) {
@@ -113,22 +106,10 @@ class ResultsPage {
     }
   }
 
-  async compare() {
-    const { name, other } = this;
-    this.beside.textContent = "";
-    if (!other || other === name) return;
-    try {
-      const told = await get(`/api/results/runs/${encodeURIComponent(name)}/beside/${encodeURIComponent(other)}`);
-      if (name === this.name && other === this.other) this.beside.textContent = agreement(name, other, told);
-    } catch (error) {
-      fail(error);
-    }
-  }
-
   // --- Labels that look wrong -----------------------------------------------------------------------------------
 
   showDoubts(address, told) {
-    const { total, chance, suspects, why_not: whyNot, version, again: kept } = told;
+    const { total, chance, suspects, why_not: whyNot, version } = told;
     const send = async (numbers, what, label = "") => {
       try {
         const after = await (what === "undo" ? post("/api/data/undo").then(() => get(`${address}/suspects`)) : post(`${address}/suspects`, { version, numbers, what, label }));
@@ -146,7 +127,7 @@ class ResultsPage {
     const left = suspects.length - this.most;
     const more = el("button", { type: "button", onclick: () => { this.most += MORE; this.showDoubts(address, told); } }, `Show more (${left} left)`);
     fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
-      el("p", { class: "row" }, again, el("span", { class: "small soft" }, `${kept} So that the figures can be compared, changed test labels count as they were; the figure with the new labels stands beside.`)),
+      el("p", { class: "row" }, again, el("span", { class: "small soft" }, `Every photograph is tested as before. So that the figures can be compared, changed test labels count as they were; the figure with the new labels stands beside.`)),
       el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(`${address}/suspects/${number}?list=${encodeURIComponent(version)}`, own, number, whyNot ? null : send))),
       left > 0 && more);
   }
@@ -173,13 +154,6 @@ class ResultsPage {
       send && el("div", { class: "row" }, act("keep", "Keep", "kept"), act("relabel", `It is ${own.suggested}`, "relabelled"), act("exclude", "Leave out", "excluded"), this.another(own, number, send)),
       own.state !== "open" && el("div", { class: "row spread" }, el("p", { class: "good" }, own.state === "relabelled" ? `now: ${own.said}` : STATES[own.state]), number === this.decided && act("undo", "Undo")));
   }
-}
-
-function agreement(name, other, { listed, shared, right, only }) {
-  if (!shared) return `${name} and ${other} were tested on different photographs: their figures cannot be compared.`;
-  const same = shared === listed[0] && shared === listed[1];
-  const tested = same ? `Both were tested on the same ${count(shared, "photograph", "photographs")}` : `${count(shared, "photograph is", "photographs are")} in both tests (of ${listed[0]} and ${listed[1]})`;
-  return `${tested}: ${name} has ${percent(right[0] / shared)} right and ${other} ${percent(right[1] / shared)}; ${only[0]} only ${name} and ${only[1]} only ${other}.`;
 }
 
 function percent(part) {

@@ -9,7 +9,6 @@ let turn = 0;
 
 async function start() {
   const choosing = document.documentElement.dataset.chooser !== undefined;
-  if (!choosing && ["", "#data"].includes(location.hash)) import("./data.js").then((own) => own.ahead()); // asked at once
   try {
     studio = await get("/api/studio");
   } catch (error) {

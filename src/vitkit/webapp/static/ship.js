@@ -61,7 +61,7 @@ class ShipPage {
       files("Take it along", "For people and machines without the studio. Photographs stay on the machine on which the file is opened.", this.packages),
       files("Files for other programs", "Speed: on this machine, in batches of 8. Accuracy: against the model, on the photographs of the check.", this.exports),
       el("section", { class: "panel", "aria-label": "Serve it" }, el("h2", {}, "Serve it"),
-        el("p", {}, "This command serves predictions to other programs on this machine; its page /docs describes the requests:"), copied(told.command),
+        el("p", {}, "This command serves predictions to other programs on this machine; its page /docs describes the requests:"), el("pre", { tabindex: 0, "aria-label": "The command" }, told.command),
         el("p", { class: "small soft" }, "With --host 0.0.0.0, other machines can connect, too; they need the token that the command then prints.")),
       el("section", { class: "panel", "aria-label": "Model card" },
         el("div", { class: "row spread" }, el("h2", {}, "Model card"), el("a", { class: "button", href: `/api/ship/card?run=${encodeURIComponent(run)}`, download: "MODEL_CARD.md" }, "Download the card")),
@@ -138,18 +138,6 @@ class ShipPage {
       fail(error);
     }
   }
-}
-
-function copied(text) {
-  const copy = async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      say("Copied.");
-    } catch {
-      fail(new Error("The browser does not allow the page to copy text: select the line and copy it yourself."));
-    }
-  };
-  return el("div", { class: "row ship-command" }, el("pre", { tabindex: "0", "aria-label": "The command" }, text), el("button", { type: "button", onclick: copy }, "Copy"));
 }
 
 /** The model card as elements: headings, lists, commands and paragraphs, whose items alternate between text and code. */

@@ -2,9 +2,8 @@
 
 import { fail, get, post, say } from "./api.js";
 import { chart } from "./chart.js";
-import { dialog, el, fill, percent, verdict } from "./dom.js";
+import { el, fill, percent, verdict } from "./dom.js";
 import { bar, timeLeft } from "./progress.js";
-import { weightsPlace } from "./upload.js";
 
 const METHODS = [
   ["auto", "Automatic", "With few photographs, or classes that are easy to tell apart, only the last layer learns; otherwise the whole model does."],
@@ -17,14 +16,6 @@ const TIMES = [["", "As long as it takes"], ["2m", "2 minutes"], ["10m", "10 min
 const STATES = { queued: "waiting", running: "running", done: "done", stopped: "stopped", failed: "failed" };
 const EPOCH = /^epoch +(\d+)\/(\d+)/;
 const PLANNED = /^()(\d+) epochs? of /; // before the first epoch
-const OVER = /^(no better|trained in|unknown images|temperature|thresholds by|no validation images|images that --unknown)/; // lines after the last epoch
-const STAGES = [ // what a training does before and after its epochs, by the lines of its log, the last stage first
-  { after: new RegExp(`${EPOCH.source}|${OVER.source}`), says: "Testing the model", why: "It is tested on photographs that it has not seen, and its results are written down." },
-  { after: /^frozen backbone/, says: "Training the last layer", why: "The model looks at each photograph once, and then learns to tell your classes apart." },
-  { after: /classes; images: /, says: "Getting ready", why: "The model looks at your photographs for the first time, so that it begins with a good guess." },
-  { after: /./, says: "Getting ready", why: "Your photographs are read and divided: some for training, some for the test." },
-  { says: "Starting", why: "The program is being loaded." },
-];
 const AGAIN = "again:"; // #train/again:RUN begins with that run's split and weights
 
 export async function show(main, studio) {
@@ -45,8 +36,7 @@ class TrainPage {
     this.runs = runs;
     this.list = el("ul", { class: "runs" });
     this.detail = el("section", { class: "run", "aria-label": "The chosen training" });
-    this.place = el("div", {}, this.form(offers));
-    const side = el("div", {}, this.place, el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list));
+    const side = el("div", {}, this.form(offers), el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list));
     fill(main, el("div", { class: "train" }, side, this.detail));
     await this.follow(runs);
   }
@@ -58,14 +48,12 @@ class TrainPage {
 
   // --- What is asked for ------------------------------------------------------------------------------------
 
-  form(offers, chosen = "") {
-    this.published = offers.filter((offer) => offer.kind === "published").map((offer) => offer.source);
+  form(offers) {
     const kinds = [["file", "Files here"], ["published", "Published models"], ["run", "Trained here"]];
     const weights = el("select", { id: "weights" }, kinds.map(([kind, title]) => {
       const own = offers.filter((offer) => offer.kind === kind);
       return own.length > 0 && el("optgroup", { label: title }, own.map((offer) => el("option", { value: offer.source }, offer.title + (offer.here ? "" : ` (${offer.megabytes} MB download)`))));
     }), el("optgroup", { label: "From scratch" }, el("option", { value: "none" }, "A new model")));
-    if (chosen) weights.value = offers.find((offer) => offer.title === chosen)?.source ?? weights.value;
     const about = el("p", { class: "small soft", id: "method-about" });
     const method = el("select", { id: "method", "aria-describedby": "method-about", onchange: () => explain() }, METHODS.map(([value, title]) => el("option", { value }, title)));
     const explain = () => { about.textContent = METHODS.find(([value]) => value === method.value)[2]; };
@@ -88,21 +76,15 @@ class TrainPage {
         fail(error);
       }
     };
-    const few = offers.length === 0 && el("p", { class: "small bad" }, "No model is here to begin from, and downloading is switched off: choose a file of weights. A new model from scratch needs very many photographs.");
+    const few = offers.length === 0 && el("p", { class: "small bad" }, "No model is here to begin from, and downloading is switched off: put a file of weights into the folder of the studio, and load this page again. A new model from scratch needs very many photographs.");
     const form = el("form", { onsubmit: start, "aria-label": "A new training" },
-      field("weights", "Begin from", weights, "A model that has seen many pictures learns from few."), few, weightsPlace((title) => this.offer(title)),
+      field("weights", "Begin from", weights, "A model that has seen many pictures learns from few."), few,
       el("div", { class: "field" }, el("label", { for: "method" }, "What is trained"), method, about),
       field("time", "At most", time),
       done.length > 0 && field("split", "Test photographs", split, "The same as in an earlier training if the figures should be compared; new photographs are assigned at random."),
       el("button", { class: "primary" }, "Train"));
-    const open = Boolean(this.again || chosen || !this.runs.length || innerWidth > 800);
+    const open = Boolean(this.again || !this.runs.length || innerWidth > 800);
     return el("details", { class: "panel", open }, el("summary", {}, el("h2", {}, this.again ? "Train again" : "Train")), form);
-  }
-
-  /** Offers a file of weights that was just sent. */
-  async offer(title) {
-    fill(this.place, this.form((await get("/api/train/offers")).offers, title));
-    this.place.querySelector("#weights").focus();
   }
 
   // --- How it goes --------------------------------------------------------------------------------------------
@@ -146,18 +128,14 @@ class TrainPage {
   drawRun() {
     const run = this.now;
     if (!run) {
-      fill(this.detail, el("div", { class: "panel" }, el("h2", {}, "No training yet"), el("p", { class: "soft" }, "Press Train: this place then shows how well the model does, how long it still takes, and the photographs it learns from.")));
+      fill(this.detail, el("div", { class: "panel" }, el("h2", {}, "No training yet"), el("p", { class: "soft" }, "Press Train: this place then shows how well the model does and how long it still takes.")));
       return;
     }
     const open = this.detail.querySelector("details.log-of")?.open ?? run.state === "failed";
-    const address = `/api/train/runs/${encodeURIComponent(run.name)}/samples?${run.begun}`;
-    const samples = () => el("img", { src: address, alt: "Photographs as the model sees them in training" });
     const told = JSON.stringify([run.name, run.metrics]);
     if (told !== this.charted) [this.charted, this.charts] = [told, curves(run.metrics)];
     fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, run.name), this.buttons(run)), this.told(run),
-      el("div", { class: "panels" }, this.charts && el("section", { class: "panel", "aria-label": "How well it does" }, this.charts),
-        run.samples && el("section", { class: "panel", "aria-label": "What it learns from" }, el("h3", {}, "What it learns from"), el("p", { class: "small soft" }, "Some of your photographs as the model sees them in training. Click to enlarge."),
-          el("button", { type: "button", class: "samples", "data-focus": "samples", onclick: () => dialog("What it learns from", samples()) }, samples()))),
+      el("div", { class: "panels" }, (this.charts ?? []).filter(Boolean).map((own) => el("div", { class: "panel" }, own))),
       run.log.length > 0 && el("details", { class: "panel log-of", open }, el("summary", { "data-focus": "log" }, "Log"), el("pre", { class: "log", tabindex: 0, "aria-label": "Log of the training" }, run.log.slice(-40).join("\n"))));
   }
 
@@ -177,7 +155,7 @@ class TrainPage {
       run.state === "running" && run.can_stop && button("Stop", () => act("stop", `${run.name} stops after this step, and keeps what it has learned.`)),
       run.state === "queued" && button("Remove from the queue", () => act("stop", `${run.name} is removed from the queue.`)),
       run.state === "stopped" && run.can_resume && button("Continue", () => act("resume", `${run.name} continues.`), "primary"),
-      run.state === "failed" && button("Remove from the list", () => act("forget", `${run.name} is no longer in the list.`)),
+      run.state === "failed" && button("Remove from the list", () => act("stop", `${run.name} is no longer in the list.`)),
       results && button("See the results", () => this.studio.goto("results", run.name), "primary"));
   }
 
@@ -188,8 +166,7 @@ class TrainPage {
     if (run.state === "running") return this.progress(run);
     const { done, of } = epochsOf(run);
     if (run.state === "queued") return verdict({ level: "note", sentence: "Waits for the trainings before it" }, null, [], "Progress");
-    if (run.state === "failed") return verdict({ level: "problem", sentence: "The training failed" }, null, [run.why && el("p", { class: "wrap" }, run.why),
-      this.published.includes(run.asked.weights) && [el("p", {}, "If the model could not be downloaded, begin from a file of weights, which you have from elsewhere:"), weightsPlace((title) => this.offer(title))]]);
+    if (run.state === "failed") return verdict({ level: "problem", sentence: "The training failed" }, null, [run.why && el("p", { class: "wrap" }, run.why)]);
     const stopped = { level: "warning", sentence: "Stopped before the end" };
     return verdict(run.state === "stopped" ? stopped : run.verdict ?? { level: "note", sentence: "Done" }, isNumber(accuracy) ? percent(accuracy) : null, [
       isNumber(accuracy) && el("p", { class: "soft" }, `of ${images} ${split === "val" ? "validation" : split} photographs`),
@@ -201,26 +178,24 @@ class TrainPage {
 
   /** What a running training does, in plain words, with the time left. */
   progress(run) {
-    const { lines, done, of, isOver } = epochsOf(run);
+    const { done, of, isLast } = epochsOf(run);
     const within = run.step?.what === `epoch ${done + 1}/${of}` ? run.step.done / run.step.total : 0;
     const left = leftOf(run, done + within, of);
-    const learns = of > 0 && !isOver;
-    const stage = learns ? { says: "Learning from your photographs", done: done + within, total: of, why: `Epoch ${Math.min(done + 1, of)} of ${of}: in each, the model sees every training photograph once.` }
-      : { ...run.step, ...STAGES.find((own) => !own.after || lines.some((line) => own.after.test(line))) };
-    const about = [stage.why, learns && !done && run.asked.time && `It learns for at most ${TIMES.find(([value]) => value === run.asked.time)?.[1] ?? run.asked.time}.`,
-      learns && left && "Then it is tested on photographs that it has not seen."].filter(Boolean).join(" ");
-    return el("div", { role: "status" }, verdict({ level: "note", sentence: stage.says + (learns && left ? `: ${left}` : "") }, null, [
-      el("p", { class: "soft" }, about), bar(stage, learns ? "Epochs that are done" : stage.says),
+    const learns = done < of && (isLast || within > 0); // a training may end before its last epoch
+    const stage = learns ? { done: done + within, total: of } : run.step ?? {};
+    const sentence = learns ? "Learning from your photographs" : of ? "Testing the model" : "Training";
+    const about = learns ? `Epoch ${done + 1} of ${of}: in each, the model sees every training photograph once. Then it is tested on photographs that it has not seen.` : run.log.at(-1);
+    return el("div", { role: "status" }, verdict({ level: "note", sentence: sentence + (learns && left ? `: ${left}` : "") }, null, [
+      el("p", { class: "soft wrap" }, about), bar(stage, sentence),
       !run.can_stop && el("p", { class: "small soft" }, "This studio has not started it: stop it where it was started.")], "Progress"));
   }
 }
 
-/** The lines of the log without their times, the epochs that are done, and whether the learning is over. */
+/** The epochs that are done and all, as the log says, and whether its last line is about them. */
 function epochsOf(run) {
   const lines = run.log.map((line) => line.replace(/^[-\d]+ [:\d]+ +/, ""));
   const [, done, of] = lines.findLast((line) => EPOCH.test(line))?.match(EPOCH) || lines.findLast((line) => PLANNED.test(line))?.match(PLANNED) || [];
-  const since = lines.slice(lines.findLastIndex((line) => EPOCH.test(line) || PLANNED.test(line)) + 1); // a run may be continued
-  return { lines, done: Number(done || 0), of: Number(of || 0), isOver: done === of || since.some((line) => OVER.test(line)) };
+  return { done: Number(done || 0), of: Number(of || 0), isLast: EPOCH.test(lines.at(-1)) || PLANNED.test(lines.at(-1)) };
 }
 
 /** The time left for learning, estimated from the epochs that are done and the limit; empty before the first. */

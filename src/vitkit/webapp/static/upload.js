@@ -2,10 +2,7 @@
 
 import { fail, post, postBytes, say } from "./api.js";
 import { count, el, fill, takeDrops } from "./dom.js";
-import { timeLeft } from "./progress.js";
 
-const PART = 16 * 2 ** 20; // bytes that are sent at a time
-const FOLDERS = "/api/folders"; // the routes that make folders and receive their files
 const KINDS = "image/*,.heic,.heif,.avif,.zip,.tar,.tgz";
 
 /** A place to drop photographs, folders and archives; `done(folder)` gets the new folder. */
@@ -64,18 +61,12 @@ async function upload(files, tell) {
   if (!first) throw new Error("There are no photographs among these files.");
   const top = first[0].split("/")[0];
   const isFolder = pictures.every(([path]) => path.startsWith(`${top}/`));
-  const folder = await post(`${FOLDERS}/new`, { name: isFolder ? top : pictures.length === 1 ? first[0].replace(/\.[^.]*$/, "") : "photographs" });
-  const total = pictures.reduce((sum, [, file]) => sum + file.size, 0);
-  const begun = performance.now();
-  let [sent, kept, refused] = [0, 0, null];
+  const folder = await post("/api/folders/new", { name: isFolder ? top : pictures.length === 1 ? first[0].replace(/\.[^.]*$/, "") : "photographs" });
+  let [kept, refused] = [0, null];
   for (const [path, file] of pictures) {
-    const name = isFolder ? path.slice(top.length + 1) : path;
     try {
-      await sendFile(folder.id, name, file, FOLDERS, (bytes) => {
-        sent += bytes;
-        const left = (performance.now() - begun) / 1000 * (total - sent) / Math.max(1, sent);
-        tell(`Sending: ${(kept + 1).toLocaleString("en")} of ${pictures.length.toLocaleString("en")}, ${timeLeft(left)}`, sent / Math.max(1, total));
-      });
+      tell(`Sending: ${(kept + 1).toLocaleString("en")} of ${pictures.length.toLocaleString("en")}`, kept / pictures.length);
+      await sendFile(folder.id, isFolder ? path.slice(top.length + 1) : path, file);
       kept += 1;
     } catch (error) {
       if (!error.status) throw kept ? new Error(`${error.message} ${kept.toLocaleString("en")} of ${count(pictures.length, "file", "files")} were sent, into the folder ${folder.title}.`) : error;
@@ -87,37 +78,7 @@ async function upload(files, tell) {
   return folder;
 }
 
-/** A button with which a file of weights is sent to the studio; `done(title)` gets the name under which it is offered. */
-export function weightsPlace(done) {
-  const told = el("span", { class: "small wrap", role: "status" });
-  const id = `weights-file-${document.querySelectorAll("input[type=file]").length}`;
-  const input = el("input", { type: "file", id, class: "unseen", accept: ".pth,.pt,.safetensors,.npz,.bin,.ckpt", onchange: async () => {
-    const [file] = input.files;
-    if (!file) return;
-    let sent = 0;
-    told.className = "small wrap";
-    try {
-      await sendFile("weights", file.name, file, "/api/train", (bytes) => { sent += bytes; told.textContent = `Copying: ${Math.floor(100 * sent / Math.max(1, file.size))} %`; });
-      told.textContent = `${file.name} can be used now.`;
-      await done(file.name);
-    } catch (error) {
-      told.className = "small wrap bad";
-      told.textContent = error.message;
-    }
-    input.value = "";
-  } });
-  return el("div", { class: "row weights-place" }, input, el("label", { for: id, class: "button" }, "Choose a file of weights"), told);
-}
-
-/** Sends one file into a folder in parts; `tell(bytes)` is called after each. */
-export async function sendFile(id, name, file, routes = FOLDERS, tell = () => {}) {
-  let offset = 0;
-  const upload = Math.random().toString(36).slice(2, 10); // two pages may send files of one name
-  do {
-    const part = file.slice(offset, offset + PART);
-    const last = offset + part.size >= file.size;
-    await postBytes(`${routes}/${id}/files?${new URLSearchParams({ name, offset, last, upload })}`, part);
-    offset += part.size;
-    tell(part.size);
-  } while (offset < file.size);
+/** Sends one file into a folder. */
+export function sendFile(id, name, file) {
+  return postBytes(`/api/folders/${id}/files?${new URLSearchParams({ name })}`, file);
 }
