@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-import vitkit
 from vitkit import model_folder
 from vitkit.data.decode import picture_of, warn_if_doubtful
 from vitkit.data.in_memory import PictureInMemory, Source, open_in_memory, sources_of
@@ -152,51 +151,6 @@ class Classifier:
         if not isinstance(values, (list, tuple)) or len(values) != len(self.classes):
             return False
         return all(is_number(value) and 0 <= value <= 1 for value in values)
-
-    # The following methods are the public functions of these names, so that the core does not depend on the verbs.
-
-    @classmethod
-    def from_weights(cls, source: str | Path, **options: Any) -> Classifier:
-        """Open a model folder, a checkpoint or published weights; the arguments are those of `vitkit.load`."""
-        return vitkit.load(source, **options)
-
-    def fit(
-        self,
-        data: str | Path | vitkit.Datasets,
-        recipe: str | Path | vitkit.Recipe | None = None,
-        out: str | Path | None = None,
-    ) -> Classifier:
-        """Train from the weights that this classifier was opened from, and return the trained classifier.
-
-        Its run folder, with the report, is `classifier.report.source`. `vitkit.train` has further arguments.
-
-            import vitkit
-
-            classifier = vitkit.Classifier.from_weights("runs/digits-1").fit("digits", vitkit.Recipe(epochs=1))
-            print(classifier.report.source)
-
-        Args:
-            data: a folder of class folders, a name such as digits, or datasets in memory.
-            recipe: the recipe, or its file; unset fields are chosen for the data.
-            out: the run folder; by default the next free runs/NAME-N.
-
-        Raises:
-            VitkitError: this classifier was not opened from weights, or the training is not possible.
-        """
-        if self.report is None:
-            message = "this classifier was not opened from weights: save it to a folder, and open that"
-            raise VitkitError("classifier.source-missing", message)
-        if not isinstance(recipe, vitkit.Recipe):
-            recipe = vitkit.Recipe() if recipe is None else vitkit.Recipe.load(recipe)
-        return vitkit.train(data, recipe.replace(weights=self.report.source), out=out).classifier
-
-    def evaluate(self, data: str | Path, labels: str | Path | None = None) -> vitkit.EvaluationResult:
-        """Evaluate this classifier on labelled images; `vitkit.evaluate` has further arguments."""
-        return vitkit.evaluate(self, data, labels=labels)
-
-    def export(self, out: str | Path) -> vitkit.Result:
-        """Write a file for another runtime, and compare it; `vitkit.export` has further arguments."""
-        return vitkit.export(self, out=out)
 
     @property
     def task(self) -> Literal["single", "multi"]:

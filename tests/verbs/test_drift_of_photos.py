@@ -123,9 +123,7 @@ def test_values_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> Non
     now = photographs(tmp_path / "now", {"red": 2}, 1)
     few = package.doctor(now, against=run)
     assert any("only large differences" in note for note in few.notes)
-    assert few.detectable is None and few.detection.endswith("there is one class, too few images, or a low level")
-    with refused("verbs.option-invalid", "level"):
-        package.doctor(now, against=run, level=1.0)
+    assert few.detectable is None and few.detection.endswith("there is one class, or there are too few images")
     with refused("verbs.out-in-source"):
         package.doctor(now, now / "drift.html", against=run)
     (tmp_path / "empty").mkdir()

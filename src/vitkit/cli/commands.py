@@ -67,7 +67,6 @@ class Verb:
             result and returns the exit code, or None for 0.
         switches: the flags that are not parameters of the function, such as `as_json`, with their help. They follow the
             parameters.
-        numbers: those of the switches that take a number.
         flags: positional parameters of the function that become flags on the command line.
         metavars: placeholders of values in the help, by parameter.
         common: the parameters and fields whose flags --help shows, most used first; if empty, it shows all.
@@ -77,7 +76,6 @@ class Verb:
     name: str
     run: Callable[..., int | None] = _call_and_print
     switches: Mapping[str, str] = field(default_factory=dict)
-    numbers: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     metavars: Mapping[str, str] = field(default_factory=dict)
     common: tuple[str, ...] = ()
@@ -100,13 +98,10 @@ class Verb:
         """Return the function that typer calls, with the signature of the command."""
         function: _Function = getattr(import_module(f"vitkit.{self.module}"), self.name)
         offered = _Parameters.of(function, self)
-        switches = []
-        for name, text in self.switches.items():
-            if name in self.numbers:
-                option = typer.Option(*_flags_of(name), help=text, metavar=_PLACEHOLDERS[float], min=0)
-                switches.append(_parameter(name, float | None, option, default=None))
-            else:
-                switches.append(_parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False))
+        switches = [
+            _parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False)
+            for name, text in self.switches.items()
+        ]
         parameters = [*offered.plain, *switches, *offered.fields]
 
         def command(**values: Any) -> None:
@@ -135,12 +130,10 @@ def _only_call(function: _Function, values: _Values) -> None:
     _call(function, values)  # the function prints its log itself
 
 
-def _train(function: _Function, values: _Values, *, dry_run: bool, price: float | None, as_json: bool) -> None:
+def _train(function: _Function, values: _Values, *, dry_run: bool, as_json: bool) -> None:
     if not dry_run:
-        if price is not None or as_json:
-            raise VitkitError(
-                "cli.option-missing", f"{'--json' if price is None else '--price'} belongs to --dry-run: add it"
-            )
+        if as_json:
+            raise VitkitError("cli.option-missing", "--json belongs to --dry-run: add it")
         result = _call(function, values)
         if all(os.environ.get(name, "0") == "0" for name in _RANKS):
             show_next(result)  # the function printed the other lines itself
@@ -153,7 +146,7 @@ def _train(function: _Function, values: _Values, *, dry_run: bool, price: float 
             )
     from vitkit.verbs.dry_run import dry_run as measure
 
-    _call_and_print(measure, values | ({} if price is None else {"price": price}), as_json=as_json)
+    _call_and_print(measure, values, as_json=as_json)
 
 
 def _doctor(function: _Function, values: _Values, *, as_json: bool) -> int:
@@ -271,11 +264,9 @@ _ROWS = {
         "train",
         _train,
         {
-            "dry_run": "Take one step, and print what the run would take in steps, FLOPs, memory, time and cost.",
-            "price": "With --dry-run, the price of the device for an hour.",
+            "dry_run": "Take one step, and print what the run would take in steps, FLOPs, memory and time.",
             "as_json": "With --dry-run, print everything as JSON.",
         },
-        numbers=("price",),
         common=(
             *("out", "model", "weights", "method", "epochs", "lr", "batch_size", "image_size"),
             *("recipe", "sets", "dry_run", "resume"),
@@ -299,7 +290,7 @@ _ROWS = {
         common=("out", "reject", "top", "accuracy", "unknown", "classes", "force", "resume", "as_json"),
     ),
     "convert": Verb("verbs.convert", "convert", metavars={"source": "MODEL"}),
-    "embed": Verb("verbs.embed", "embed", _embed, common=("out", "near", "text", "top", "what", "labels", "force")),
+    "embed": Verb("verbs.embed", "embed", _embed, common=("out", "near", "text", "top", "what", "force")),
     "explain": Verb(
         "verbs.explain",
         "explain",
@@ -476,8 +467,6 @@ def _from_field(owner: type[Options], name: str, text: str) -> inspect.Parameter
     flags, panel = _flags_of(name), (declaring_class.__doc__ or "").partition(".")[0]
     settings: dict[str, Any] = {"help": text, "show_default": _default_in_help(getattr(owner(), name), owner, name)}
     settings |= {"metavar": _METAVARS.get(name) or _placeholder(kind), "rich_help_panel": panel}
-    if name == "model":
-        settings["autocompletion"] = _model_names
     flags = (f"{flags[0]}/--no-{flags[0][2:]}",) if kind is bool else flags
     return _parameter(name, _list_of(kind) | None, typer.Option(*flags, **settings), None)
 
@@ -488,7 +477,6 @@ def _set_flag() -> inspect.Parameter:
         "help": "Set a field of the recipe or model, as in lr=1e-4 or model.layers=6 (see vitkit train --help-all).",
         "metavar": _METAVARS["sets"],
         "show_default": False,
-        "autocompletion": _field_names,
     }
     return _parameter("sets", list[str] | None, typer.Option("--set", **settings), None)
 
@@ -536,20 +524,6 @@ def _in_flags(text: str, spelling: Mapping[str, str]) -> str:
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
-
-
-def _model_names(incomplete: str) -> list[str]:
-    """Return the model names that begin with an incomplete word, for completion in the shell."""
-    from vitkit.model.names import list_models
-
-    return [name for name in list_models() if name.startswith(incomplete)]
-
-
-def _field_names(incomplete: str) -> list[str]:
-    """Return the fields of a recipe that begin with an incomplete word, for completion in the shell."""
-    from vitkit.training.recipe import Recipe
-
-    return [f"{name}=" for name in hints_of(Recipe) if name.startswith(incomplete)]
 
 
 def _placeholder(kind: Any) -> str | None:

@@ -58,16 +58,13 @@ def compare_with_run(
     model: str | Path | Classifier,
     photos: str | Path,
     out: Path | None,
-    level: float,
     *,
     follow_links: bool,
     force: bool,
 ) -> Result:
     """Check whether photographs are similar to the validation and test images of a model; see `vitkit.doctor`."""
-    from vitkit.evaluation.drift import Sample, class_shares, detectable_rise, drift_tests
+    from vitkit.evaluation.drift import LEVEL, Sample, class_shares, detectable_rise, drift_tests
 
-    if not 0 < level < 1:
-        raise VitkitError("verbs.option-invalid", f"--level {level} must be above 0 and below 1")
     names, notes = source_names(photos), Notes()
     if out is not None:
         check_out(out, (".html",), source_folders(names))
@@ -89,16 +86,16 @@ def compare_with_run(
                 "now": test.now,
                 "p": test.p,
                 "adjusted": test.adjusted,
-                "differs": test.adjusted <= level,
+                "differs": test.adjusted <= LEVEL,
             }
             for test in tests
         ]
-        different = [test.title for test in tests if test.adjusted <= level]
+        different = [test.title for test in tests if test.adjusted <= LEVEL]
         verdict = _verdict(_name_of(model), len(sample), trust, different)
-        rise = detectable_rise(before, len(sample), classes, level)
+        rise = detectable_rise(before, len(sample), classes, LEVEL)
         if rise is None:
             detection = (
-                "which rise of a class would be detected is unknown: there is one class, too few images, or a low level"
+                "which rise of a class would be detected is unknown: there is one class, or there are too few images"
             )
         else:
             detection = (
@@ -111,13 +108,13 @@ def compare_with_run(
             from vitkit.reporting.dataset_report import write_drift
 
             captions = [(photo.path, photo.caption()) for photo in unfamiliar]
-            write_drift(out, verdict, rows, shares, captions, notes.lines, level, detection)
+            write_drift(out, verdict, rows, shares, captions, notes.lines, LEVEL, detection)
     facts = {
         "differs": bool(different),
         "images": len(sample),
         "validation_images": len(trust.held_out),
         "test_images": 0 if trust.tests is None else len(trust.tests),
-        "level": level,
+        "level": LEVEL,
         "tests": tests,
         "shares": shares,
         "detectable": rise,
@@ -126,14 +123,14 @@ def compare_with_run(
         "computed": classifier.computed,
         "notes": tuple(notes.lines),
     }
-    chance = f"{100 * level:g}%"
+    chance = f"{100 * LEVEL:g}%"
     headings = ("", "images of the run", "these photographs", "p", "adjusted")
     cells = [(test.title, test.before, test.now, f"{test.p:.4f}", f"{test.adjusted:.4f}") for test in tests]
     photographs = [photo.cells() for photo in unfamiliar[:_PRINTED]]
     lines = [
         verdict,
         *aligned([headings, *cells]),
-        f"an adjusted value is at most {level:g} in no more than {chance} of comparisons in which nothing differs",
+        f"an adjusted value is at most {LEVEL:g} in no more than {chance} of comparisons in which nothing differs",
         detection,
         "",
         "photographs that differ most:",

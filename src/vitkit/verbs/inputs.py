@@ -7,18 +7,17 @@ never written next to the photographs, are locked while they are written, and re
 
 from __future__ import annotations
 
+import codecs
 import copy
 import csv
 import glob
-import io
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vitkit.data.file_names import why_ignored
 from vitkit.data.labels import refuse_encoding
@@ -145,16 +144,14 @@ def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
     return names
 
 
-def check_conflicts(given: Mapping[str, object], conflicts: Mapping[str, Collection[str]]) -> None:
-    """Raise an error if two options that exclude each other are given.
+def check_conflicts(given: Mapping[str, object], others: Mapping[str, object]) -> None:
+    """Raise an error if one of some options is combined with one of others that it excludes.
 
-    Args:
-        given: options as they are written on the command line; the value is true if the option is given.
-        conflicts: for each of these options, those that it cannot be combined with.
+    The keys are the options as they are written on the command line; a value is true if the option is used.
     """
-    for option, others in conflicts.items():
-        for other in others:
-            if given[option] and given[other]:
+    for option, value in given.items():
+        for other, other_value in others.items():
+            if value and other_value:
                 raise VitkitError(
                     "verbs.option-conflict", f"{option} cannot be combined with {other}: leave out one of them"
                 )
@@ -194,93 +191,32 @@ def find_pictures(sources: Iterable[str], note: Say, *, follow_links: bool = Fal
 
 
 def read_list(file: str) -> Iterator[str]:
-    """Yield the images that a file lists, without repetitions. Lines of standard input (`-`) are yielded immediately.
+    """Yield the images that a file lists, without repetitions.
 
     Each line is a path or a URL. Empty lines are ignored, and spaces at the ends of a line belong to the path.
     """
     name, seen = f"@{file}", set[str]()
     try:
-        stream = _standard_input(name) if file == "-" else io.BytesIO(read_bytes(file))
-        for number, data in enumerate(stream):
-            if b"\0" in data:
-                raise VitkitError(
-                    "verbs.list-unreadable",
-                    f"{name} is not a list: expected a UTF-8 text file with a path or an address on each line",
-                )
-            data = data if number else data.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of UTF-8
-            line = data.decode("utf-8", "surrogateescape").removesuffix("\n").removesuffix("\r")
-            if line.strip() and line not in seen:
-                seen.add(line)
-                yield line
+        content = read_bytes(file)
     except OSError as error:
         raise VitkitError("verbs.list-unreadable", f"{name}: {error.strerror or error}") from error
+    if b"\0" in content:
+        raise VitkitError(
+            "verbs.list-unreadable",
+            f"{name} is not a list: expected a UTF-8 text file with a path or an address on each line",
+        )
+    for data in content.removeprefix(codecs.BOM_UTF8).split(b"\n"):
+        line = data.decode("utf-8", "surrogateescape").removesuffix("\r")
+        if line.strip() and line not in seen:
+            seen.add(line)
+            yield line
     if not seen:
         raise VitkitError("verbs.list-empty", f"{name} lists no image: expected a path or an address on each line")
-
-
-def _standard_input(name: str) -> BinaryIO:
-    if sys.stdin is None:
-        raise VitkitError("verbs.input-closed", f"{name}: standard input is closed")
-    return sys.stdin.buffer
-
-
-STDIN_PATH = "standard input"  # the path in the row of a picture that was read from standard input
-
-
-@dataclass(frozen=True)
-class _StdinStorage:
-    """A storage with one picture, which was read from standard input. The key of the picture is empty."""
-
-    content: bytes = field(repr=False)
-    name: str = STDIN_PATH
-
-    def keys(self) -> Collection[str]:
-        return ("",)
-
-    def open(self, key: str) -> BinaryIO:  # noqa: ARG002  # there is only one
-        return io.BytesIO(self.content)
-
-    def stamp(self, key: str) -> bytes | None:  # noqa: ARG002
-        return None
-
-
-def read_stdin_picture() -> Stored:
-    """Read standard input, which must contain the bytes of one picture."""
-    if not (content := _standard_input("-").read()):
-        raise VitkitError("verbs.input-empty", "-: expected the bytes of a picture on standard input, which is empty")
-    return Stored(_StdinStorage(content), "")
 
 
 def source_of_line(line: str) -> str | Stored:
     """Return the image that a line of a list names: a path, or a remote file if the line is a URL."""
     return line if address_of(line) is None else Stored(RemoteFile(line), "")
-
-
-def labels_by_path(paths: Sequence[str], labels: str | Path, folders: Sequence[str], note: Say) -> dict[str, str]:
-    """Read a label file, and return the label of each picture by path. Pictures that it excludes are left out.
-
-    The label is empty for a picture without a row. Paths in the label file are absolute, or relative to one of the
-    `folders` that were searched for pictures, or to the current folder if there are none.
-    """
-    from vitkit.data.labels import EXCLUDED, PathFinder, read_labels
-
-    absolute = [os.path.abspath(path) for path in paths]  # noqa: PTH100  # which does not follow links
-    finders = [PathFinder(Path(folder).absolute(), absolute) for folder in folders or ["."]]
-    label_of: dict[int, str] = {}  # by the position in `paths`
-    unmatched = []
-    for edit in read_labels(labels).edits:
-        matches = {i for finder in finders for i in finder.find(edit.path)}
-        label_of |= dict.fromkeys(matches, edit.label.strip())
-        if not matches:
-            unmatched.append(edit.path)
-    if unmatched:
-        note(f"{len(unmatched)} rows of {labels} match none of these images: {listed(unmatched)}")
-    if excluded := sum(label == EXCLUDED for label in label_of.values()):
-        note(f"{excluded} of {len(paths)} images are left out by {labels}")
-    label_of_path = {path: label_of.get(i, "") for i, path in enumerate(paths) if label_of.get(i) != EXCLUDED}
-    if not label_of_path:
-        raise VitkitError("verbs.images-missing", f"{labels} leaves out every image")
-    return label_of_path
 
 
 def source_folders(sources: Iterable[str]) -> list[str]:
@@ -485,106 +421,53 @@ def open_images_and_words(
 
 
 def named_classes(classes: str | Sequence[str]) -> list[str]:
-    """Return class names from a list, from text with commas or semicolons between the names, or from a file.
+    """Return class names from a list, from text with commas between the names, or from a .txt file.
 
-    In a .txt file, each line is a name; if there is only one line, it is read like text. A .csv or .tsv file has the
-    names in its column class, label or name, or in its only column. A .json file contains a list, or an object with
-    numbers and names as in class_indices.json.
+    In a file, each line is a name; if there is only one line, it is read like text.
 
     Raises:
         VitkitError: the file does not exist or lists no classes, or a name contains a semicolon.
     """
     if not isinstance(classes, str):
         return list(classes)
-    flag, path = "--classes", Path(classes)
-    suffix = path.suffix.lower()
-    if suffix in _LIST_SUFFIXES:
+    flag, suffix = "--classes", Path(classes).suffix.lower()
+    if suffix == ".txt":
         flag = f"--classes {classes}"
         try:
-            data = path.read_bytes()
+            data = read_bytes(classes)
             refuse_encoding(flag, data)
             text = data.decode("utf-8-sig")
-        except OSError as error:
-            raise VitkitError("verbs.names-unreadable", f"{flag}: cannot be read: {error}") from error
-        except UnicodeDecodeError as error:
-            raise VitkitError(
-                "verbs.names-unreadable", f"{flag}: cannot be read: it is not in UTF-8 ({error.reason})"
-            ) from error
-        if suffix == ".json":
-            names = _names_in_json(text, flag)
-        elif suffix == ".txt":
-            lines = [line.strip() for line in text.splitlines() if line.strip()]
-            names = lines if len(lines) != 1 else _names_in_text(lines[0], flag)
-        else:
-            names = _names_in_table(text, flag)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = f"it is not in UTF-8 ({error.reason})" if isinstance(error, UnicodeDecodeError) else error
+            raise VitkitError("verbs.names-unreadable", f"{flag}: cannot be read: {reason}") from error
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        names = lines if len(lines) != 1 else _names_in_text(lines[0], flag)
     else:
-        is_path = os.sep in classes or "/" in classes or bool(path.suffix)
+        is_path = os.sep in classes or "/" in classes or bool(suffix)
         if is_path and os.path.exists(classes):  # noqa: PTH110  # Path.exists fails for text too long for a path
             raise VitkitError(
                 "verbs.names-invalid",
-                f"--classes {classes} is not a list of classes: expected a {', '.join(_LIST_SUFFIXES)} file, or names",
+                f"--classes {classes} is not a list of classes: expected names, or a .txt file with one a line",
             )
         names = _names_in_text(classes, flag)
     for name in names:
         if JOINT in name:
             raise VitkitError(
                 "verbs.names-invalid",
-                f"{flag}: {name!r} contains a semicolon, which class names must not contain: list its parts separately",
+                f"{flag}: {name!r} contains a semicolon, which class names must not contain: put commas between names",
             )
     return names
 
 
-_LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".json")
-_COLUMNS = ("class", "label", "name", "classes", "labels", "names")
-_FULL_WIDTH = {0xFF0C: ",", 0x3001: ",", 0xFF1B: ";"}  # commas and the semicolon of Chinese and Japanese
+_FULL_WIDTH = {0xFF0C: ",", 0x3001: ","}  # commas of Chinese and Japanese
 
 
 def _names_in_text(text: str, flag: str) -> list[str]:
-    """Split names at line ends and at commas, or at semicolons if no line has a comma.
-
-    A name that contains a comma must be in double quotes.
-    """
+    """Split names at commas and line ends. A name that contains a comma must be in double quotes."""
     lines = [line.translate(_FULL_WIDTH) for line in text.splitlines() if line.strip()]
-    delimiter = "," if any("," in line for line in lines) else ";"
     try:
-        rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
-        return [name.strip() for row in rows for name in row]
+        return [name.strip() for row in csv.reader(lines, skipinitialspace=True, strict=True) for name in row]
     except csv.Error as error:
         raise VitkitError(
             "verbs.names-invalid", f"{flag} {text!r:.60}: a quote is not closed, or is inside a name ({error})"
         ) from error
-
-
-def _names_in_table(text: str, flag: str) -> list[str]:
-    try:
-        header = next(iter(text.splitlines()), "")
-        delimiter = max(",;\t", key=header.count)
-        rows = list(csv.reader(io.StringIO(text), delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        raise VitkitError("verbs.names-invalid", f"{flag} is not a CSV file: {error}") from error
-    rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
-    titles = [title.lower() for title in rows[0]] if rows else []
-    column = next((titles.index(name) for name in _COLUMNS if name in titles), None)
-    if column is None and any(len([cell for cell in row if cell]) > 1 for row in rows):
-        raise VitkitError(
-            "verbs.names-invalid", f"{flag} needs a column called class, label or name; it has: {', '.join(rows[0])}"
-        )
-    cells = [row[0] for row in rows] if column is None else [row[column] for row in rows[1:] if len(row) > column]
-    return list(dict.fromkeys(filter(None, cells)))
-
-
-def _names_in_json(text: str, flag: str) -> list[str]:
-    from vitkit.model_folder import numbered_names
-    from vitkit.system.files import from_json
-
-    try:
-        value = from_json(text)
-        names = list(numbered_names(value)) if isinstance(value, dict) else value
-    except (ValueError, TypeError, AttributeError) as error:
-        raise VitkitError("verbs.names-invalid", f"{flag} cannot be read as class names: {error}") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise VitkitError(
-            "verbs.names-invalid",
-            f"{flag} contains no classes: expected a list, or an object that maps numbers to names",
-        )
-    return names
