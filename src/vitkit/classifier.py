@@ -140,17 +140,13 @@ class Classifier:
             raise _invalid("class names must be different")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
             raise _invalid(f"temperature must be above 0 and finite, not {self.temperature!r:.80}")
-        if self.thresholds is not None and not self._has_valid_thresholds():
+        thresholds: Any = self.thresholds
+        is_list = isinstance(thresholds, (list, tuple)) and len(thresholds) == len(self.classes)
+        if thresholds is not None and not (is_list and all(is_number(t) and 0 <= t <= 1 for t in thresholds)):
             raise _invalid(
                 f"thresholds must be a list of {len(self.classes)} numbers from 0 to 1, not {self.thresholds!r:.80}"
             )
         self.model.eval()
-
-    def _has_valid_thresholds(self) -> bool:
-        values = self.thresholds
-        if not isinstance(values, (list, tuple)) or len(values) != len(self.classes):
-            return False
-        return all(is_number(value) and 0 <= value <= 1 for value in values)
 
     @property
     def task(self) -> Literal["single", "multi"]:

@@ -18,14 +18,13 @@ import typer
 import runs
 import vitkit as package
 import warm
-from vitkit.cli import function_of
 from vitkit.cli.app import VERBS
 from vitkit.cli.commands import SET_ONLY
 from vitkit.text.arguments import hints_of
 from vitkit.training import Recipe
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
-FUNCTIONS: dict[str, Callable[..., Any]] = {verb: function_of(verb) for verb in VERBS}
+FUNCTIONS: dict[str, Callable[..., Any]] = {verb: VERBS[verb].function() for verb in VERBS}
 SLOW = {"lightning", "lightning_fabric", "pytorch_lightning", "torchvision", "torchmetrics"}
 
 

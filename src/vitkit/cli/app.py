@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -25,14 +25,6 @@ GROUPS = {  # the commands in the help
     "Models and machines": ("models", "info", "bench"),
     "The paper": ("lab",),
 }
-
-
-def function_of(verb: str) -> Callable[..., None]:
-    """Return the function that typer calls for a command.
-
-    Only the module of this command is imported, because importing all modules takes too long.
-    """
-    return VERBS[verb].function()
 
 
 class _Command(TyperCommand):
@@ -94,7 +86,7 @@ class _Commands(Mapping[str, Any]):
         if verb not in VERBS:
             raise KeyError(verb)
         program = typer.Typer(add_completion=False)
-        program.command(verb, cls=_Command)(function_of(verb))
+        program.command(verb, cls=_Command)(VERBS[verb].function())  # imports the module of this command alone
         return typer.main.get_command(program)
 
     def __iter__(self) -> Iterator[str]:
@@ -191,20 +183,16 @@ def main() -> None:
 def _exit_with_message(error: BaseException, arguments: list[str]) -> NoReturn:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.exit(130)
-    message = _name_flags(_describe(error), arguments)
+    message = _describe(error)
+    # Replace a parameter name at the beginning of the message with the parameter's flag, if the user passed it.
+    name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
+    if (flag := f"--{name.replace('_', '-')}") in {argument.partition("=")[0] for argument in arguments}:
+        message = flag + message[len(name) :]
     say(f"error: {message}", file=sys.stderr)
     if isinstance(error, typer.TyperException):
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
         say(f"see: vitkit {f'{verb} ' if verb in VERBS else ''}--help", file=sys.stderr)
     sys.exit(2)
-
-
-def _name_flags(message: str, arguments: list[str]) -> str:
-    """Replace a parameter name at the beginning of a message with the parameter's flag, if the user passed it."""
-    name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
-    flag = f"--{name.replace('_', '-')}"
-    passed = {argument.partition("=")[0] for argument in arguments}
-    return flag + message[len(name) :] if flag in passed else message
 
 
 def _describe(error: BaseException) -> str:

@@ -64,7 +64,7 @@ class Verb:
         module: the module of the function, relative to `vitkit`; importing it must be fast.
         name: the name of the function.
         run: a function that takes the command's function, the values of its parameters, and the switches. It prints the
-            result and returns the exit code, or None for 0.
+            result and returns the exit code, or anything else for 0.
         switches: the flags that are not parameters of the function, such as `as_json`, with their help. They follow the
             parameters.
         flags: positional parameters of the function that become flags on the command line.
@@ -74,7 +74,7 @@ class Verb:
 
     module: str
     name: str
-    run: Callable[..., int | None] = _call_and_print
+    run: Callable[..., Any] = _call_and_print
     switches: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     metavars: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Verb:
                 code = self.run(function, offered.arguments(values), **switch_values)
             finally:
                 KEEP_FLAGS.reset(token)
-            if code:
+            if isinstance(code, int) and code:
                 raise typer.Exit(code)
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -124,10 +124,6 @@ class Verb:
         fields = {parameter.name: _flags_of(parameter.name)[0] for parameter in offered.fields}
         command.__doc__ = _in_flags(description, fields | _command_line_names(function, self.flags))
         return command
-
-
-def _only_call(function: _Function, values: _Values) -> None:
-    _call(function, values)  # the function prints its log itself
 
 
 def _train(function: _Function, values: _Values, *, dry_run: bool, as_json: bool) -> None:
@@ -242,7 +238,7 @@ def _serve(function: _Function, values: _Values) -> None:
 
 # The rows are in the order of the help. A command that only prints its result needs no row.
 _ROWS = {
-    "studio": Verb("webapp.studio", "studio", _only_call),
+    "studio": Verb("webapp.studio", "studio", _call),
     "doctor": Verb(
         "verbs.doctor",
         "doctor",
@@ -256,7 +252,7 @@ _ROWS = {
     "pretrain": Verb(
         "verbs.pretrain",
         "pretrain",
-        _only_call,
+        _call,  # the function prints its log itself
         common=("out", "objective", "sets", "recipe", "mask", "unlabelled", "resume"),
     ),
     "train": Verb(
@@ -399,7 +395,11 @@ class _Parameters:
             if kind is not None:
                 offered.plain.append(_from_parameter(parameter, kind, text, verb))
             if kind is not None and owner is not None:
-                offered.plain.append(_set_flag())
+                text = (
+                    "Set a field of the recipe or model, as in lr=1e-4 or model.layers=6 (see vitkit train --help-all)."
+                )
+                option = typer.Option("--set", help=text, metavar=_METAVARS["sets"], show_default=False)
+                offered.plain.append(_parameter("sets", list[str] | None, option, None))
             if owner is not None:
                 offered.owners[name] = owner
             if owner is not None and (kind is None or verb.name == "train"):
@@ -469,16 +469,6 @@ def _from_field(owner: type[Options], name: str, text: str) -> inspect.Parameter
     settings |= {"metavar": _METAVARS.get(name) or _placeholder(kind), "rich_help_panel": panel}
     flags = (f"{flags[0]}/--no-{flags[0][2:]}",) if kind is bool else flags
     return _parameter(name, _list_of(kind) | None, typer.Option(*flags, **settings), None)
-
-
-def _set_flag() -> inspect.Parameter:
-    """Return the flag --set, which sets any field of a recipe."""
-    settings: dict[str, Any] = {
-        "help": "Set a field of the recipe or model, as in lr=1e-4 or model.layers=6 (see vitkit train --help-all).",
-        "metavar": _METAVARS["sets"],
-        "show_default": False,
-    }
-    return _parameter("sets", list[str] | None, typer.Option("--set", **settings), None)
 
 
 def fields_of_set() -> list[tuple[str, str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,6 @@ from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
-from vitkit.text.pages import table
 from vitkit.verbs.inputs import open_model, split_choices
 from vitkit.verbs.result import Notes, Result
 
@@ -143,7 +141,6 @@ def bench(
         json=facts,
         rows=results,
         pictures={"Images per second": lambda: chart(panels)},
-        html=lambda: f"<p>{escape(title)}</p>{table([list(map(escape, row)) for row in cells], headings)}",
     )
 
 

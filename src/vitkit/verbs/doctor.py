@@ -149,6 +149,9 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, arguments: str) -> Result:
     sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
     counts = figures["classes"]
     width, largest = max(map(len, counts)), max(counts.values())
+    splits, formats, modes = (
+        ", ".join(f"{count} {name}" for name, count in figures[kind].items()) for kind in ("splits", "formats", "modes")
+    )
     lines = [
         f"{about}, {images.place}",
         *([images.layout] if images.layout else []),
@@ -156,9 +159,9 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, arguments: str) -> Result:
             f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(40 * counts[name] / largest))}"
             for name in sorted(counts, key=natural_key)
         ),
-        *([f"splits   {_counts_in_words(figures['splits'])}"] if figures["splits"] else []),
-        f"formats  {_counts_in_words(figures['formats'])}",
-        f"colours  {_counts_in_words(figures['modes'])}",
+        *([f"splits   {splits}"] if splits else []),
+        f"formats  {formats}",
+        f"colours  {modes}",
         *(
             f"{name:7}  {figures[name]['min']:g} to {figures[name]['max']:g}, "
             f"median {figures[name]['median']:g} ({unit})"
@@ -196,10 +199,6 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, arguments: str) -> Result:
         html=html,
         next_step=next_step,
     )
-
-
-def _counts_in_words(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 _PRINTED = 20  # the number of suspects in the printed table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -43,16 +42,6 @@ class UnfamiliarPhoto:
     confidence: float
     familiar: float | None
 
-    def cells(self) -> tuple[str, ...]:
-        """Return the values as the cells of a table row."""
-        familiar = "" if self.familiar is None else f"{self.familiar:.4f}"
-        return harmless(self.path), self.label, f"{self.confidence:.3f}", familiar
-
-    def caption(self) -> tuple[str, ...]:
-        """Return the values as the lines below the photograph."""
-        familiar = [] if self.familiar is None else [f"familiar {self.familiar:.4f}"]
-        return f"{self.label}, {self.confidence:.3f}", *familiar, Path(self.path).name
-
 
 def compare_with_run(
     model: str | Path | Classifier,
@@ -66,13 +55,14 @@ def compare_with_run(
     from vitkit.evaluation.drift import LEVEL, Sample, class_shares, detectable_rise, drift_tests
 
     names, notes = source_names(photos), Notes()
+    name = Path(model).resolve().name if isinstance(model, (str, Path)) else "the model"
     if out is not None:
         check_out(out, (".html",), source_folders(names))
     paths, _ = find_pictures(names, notes, follow_links=follow_links)
     paths = list(dict.fromkeys(paths))
     with exclusive_out(out, force=force):
         classifier = open_model(model, notes)
-        trust = _trust_of(classifier, model, notes)
+        trust = _trust_of(classifier, name, notes)
         classifier = classifier.use(images=len(paths))
         sample, unfamiliar, errors = _predict(classifier, trust, paths)
         if len(sample) < _FEW:
@@ -91,7 +81,7 @@ def compare_with_run(
             for test in tests
         ]
         different = [test.title for test in tests if test.adjusted <= LEVEL]
-        verdict = _verdict(_name_of(model), len(sample), trust, different)
+        verdict = _verdict(name, len(sample), trust, different)
         rise = detectable_rise(before, len(sample), classes, LEVEL)
         if rise is None:
             detection = (
@@ -103,11 +93,15 @@ def compare_with_run(
                 f"{ceil(1000 * rise.now) / 10:.1f}%; smaller changes are often missed"
             )
         earlier, now = class_shares(before, classes), class_shares(sample, classes)
-        shares = {name: (earlier[name], now[name]) for name in classes}
+        shares = {label: (earlier[label], now[label]) for label in classes}
         if out is not None:
             from vitkit.reporting.dataset_report import write_drift
 
-            captions = [(photo.path, photo.caption()) for photo in unfamiliar]
+            captions = []
+            for photo in unfamiliar:
+                familiar = [] if photo.familiar is None else [f"familiar {photo.familiar:.4f}"]
+                caption = (f"{photo.label}, {photo.confidence:.3f}", *familiar, Path(photo.path).name)
+                captions.append((photo.path, caption))
             write_drift(out, verdict, rows, shares, captions, notes.lines, LEVEL, detection)
     facts = {
         "differs": bool(different),
@@ -126,7 +120,10 @@ def compare_with_run(
     chance = f"{100 * LEVEL:g}%"
     headings = ("", "images of the run", "these photographs", "p", "adjusted")
     cells = [(test.title, test.before, test.now, f"{test.p:.4f}", f"{test.adjusted:.4f}") for test in tests]
-    photographs = [photo.cells() for photo in unfamiliar[:_PRINTED]]
+    photographs = []
+    for photo in unfamiliar[:_PRINTED]:
+        value = "" if photo.familiar is None else f"{photo.familiar:.4f}"
+        photographs.append((harmless(photo.path), photo.label, f"{photo.confidence:.3f}", value))
     lines = [
         verdict,
         *aligned([headings, *cells]),
@@ -140,21 +137,15 @@ def compare_with_run(
         *([f"with photographs: {out}"] if out is not None else []),
     ]
 
-    def html() -> str:
-        from vitkit.reporting.dataset_report import table_of_tests
-
-        return f"<p>{escape(verdict)}</p>" + table_of_tests(rows)
-
     answers = {"is_trustworthy": not different, "verdict": verdict, "detection": detection}
     named_tests = [{"name": test.name, **row} for test, row in zip(tests, rows, strict=True)]
     changes = {name: {"before": before, "now": now} for name, (before, now) in shares.items()}
     return Result(
         "doctor",
         lines,
-        {"model": _name_of(model), **facts, "out": out, **answers},
+        {"model": name, **facts, "out": out, **answers},
         json=facts | {"tests": named_tests, "shares": changes},
         rows=rows,
-        html=html,
     )
 
 
@@ -170,11 +161,7 @@ def _verdict(model: str, images: int, trust: Trust, different: Sequence[str]) ->
     return f"no difference between {photographs} and {compared} was found"
 
 
-def _name_of(model: str | Path | Classifier) -> str:
-    return Path(model).resolve().name if isinstance(model, (str, Path)) else "the model"
-
-
-def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Notes) -> Trust:
+def _trust_of(classifier: Classifier, name: str, notes: Notes) -> Trust:
     """Return the record of the model's predictions for validation and test images, and note its limitations."""
     from vitkit.inference.trust import NOT_FITTED
 
@@ -182,7 +169,7 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
     if trust is None:
         raise VitkitError(
             "verbs.record-missing",
-            f"{_name_of(model)} has no record of validation images to compare with: use {NOT_FITTED}",
+            f"{name} has no record of validation images to compare with: use {NOT_FITTED}",
         )
     if folds := trust.held_out.folds:
         notes(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,12 +93,6 @@ class Embeddings(Result):
 
     def __repr__(self) -> str:
         return f"<Embeddings: {self._described()}>"
-
-    def _repr_html_(self) -> str:
-        from vitkit.text.pages import table
-
-        rows = [[escape(path), f"{similarity:.6f}"] for path, similarity in self.nearest]
-        return f"<p>{escape(self._described())}</p>" + (table(rows, ("path", "similarity")) if rows else "")
 
 
 _BATCH = 32  # images

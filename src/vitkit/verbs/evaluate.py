@@ -104,7 +104,11 @@ class EvaluationResult(Result):
         from vitkit.evaluation.promises import trust_lines
         from vitkit.text.pages import decimals
 
-        lines = [f"{self._images_in_words()} of {path_or_address(self.root)} ({self.computed})"]
+        split, counted, total = self.headline.split, self.headline.images, len(self.evaluation.paths)
+        images = f"{total} {split} images"
+        if counted != total:
+            images = f"{counted} of {images}, without {total - counted} that the weights had seen,"
+        lines = [f"{images} of {path_or_address(self.root)} ({self.computed})"]
         for name, value_by_folds in self.figures.get("cross_fitted", {}).items():
             lines.append(f"{name:18} {decimals(value_by_folds)} with cross-fitted thresholds")
         for name, value, interval in self._summary():
@@ -127,13 +131,6 @@ class EvaluationResult(Result):
         lines += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
         report = "" if self.report is None else f"; report: {self.report}"
         return [*lines, "", f"{self.headline.words}{report}"]
-
-    def _images_in_words(self) -> str:
-        """Describe the images that the figures are based on."""
-        split, counted, total = self.headline.split, self.headline.images, len(self.evaluation.paths)
-        if counted == total:
-            return f"{total} {split} images"
-        return f"{counted} of {total} {split} images, without {total - counted} that the weights had seen,"
 
     def _summary(self) -> Iterator[tuple[str, float, str]]:
         """Yield the name, the value and the 95 % interval of each main figure. The interval is text, or empty."""

@@ -88,7 +88,10 @@ class Explanations(Result):
 
     def lines(self) -> list[str]:
         """Return a line with the reason for each image without an explanation, and a line with counts and the page."""
-        return [*(f"{path}: {reason}" for path, reason in self.unreadable.items()), self._outcome]
+        outcome = f"{self.count}: nothing to explain"
+        if self.page is not None:
+            outcome = f"{self.count}, {self.method}: {self.page}"
+        return [*(f"{path}: {reason}" for path, reason in self.unreadable.items()), outcome]
 
     @property
     def count(self) -> str:
@@ -96,12 +99,8 @@ class Explanations(Result):
         images = plural(len(self.explained) + len(self.unreadable), "image", "images")
         return f"{images} ({len(self.unreadable)} unreadable)"
 
-    @property
-    def _outcome(self) -> str:
-        return f"{self.count}: nothing to explain" if self.page is None else f"{self.count}, {self.method}: {self.page}"
-
     def __repr__(self) -> str:
-        return f"<Explanations: {self._outcome}>"
+        return f"<Explanations: {self.lines()[-1]}>"
 
 
 @check_arguments

@@ -109,7 +109,16 @@ def export(
             operation that files may not contain. No file is left.
     """
     model_path = Path(model) if isinstance(model, (str, Path)) else None
-    size = None if image_size is None else _height_and_width(image_size)
+    size = None
+    if image_size is not None:
+        text = ",".join(map(str, image_size)) if isinstance(image_size, tuple) else str(image_size)
+        if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", text) is None:
+            raise VitkitError(
+                "verbs.option-invalid",
+                f"--image-size {text} must be one number of pixels, or height,width such as 384,512",
+            )
+        sides = [int(side) for side in re.split("[,x]", text)]
+        size = (sides[0], sides[-1])
     runtime, out = _destination(model_path, to, path_of(out))
     from vitkit.exporting.elsewhere import check_replaceable
     from vitkit.exporting.pictures import choose_pictures
@@ -227,16 +236,6 @@ def _write(classifier: Classifier, model_path: Path | None, out: Path, pictures:
         card = model_card_text(out.stem, classifier, version_of(model_path), model_path)
     runtime = partial(fetch_url, RUNTIME_URL, RUNTIME_SHA256)  # downloads ONNX Runtime Web if a package needs it
     return write_package(classifier, out, pictures, card, runtime=runtime, **options)
-
-
-def _height_and_width(size: str | int | tuple[int, int]) -> tuple[int, int]:
-    text = ",".join(map(str, size)) if isinstance(size, tuple) else str(size)
-    if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", text) is None:
-        raise VitkitError(
-            "verbs.option-invalid", f"--image-size {text} must be one number of pixels, or height,width such as 384,512"
-        )
-    sides = [int(side) for side in re.split("[,x]", text)]
-    return sides[0], sides[-1]
 
 
 def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tuple[Runtime, Path]:

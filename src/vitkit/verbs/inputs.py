@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from vitkit.data.file_names import why_ignored
 from vitkit.data.labels import refuse_encoding
-from vitkit.data.remote import RemoteFile
 from vitkit.data.sources import find_source, storage_at
-from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
-from vitkit.system.files import address_of, check_local, exclusive, exclusive_in, is_empty, path_or_address, read_bytes
+from vitkit.system.files import check_local, exclusive, exclusive_in, is_empty, read_bytes
 from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import JOINT, listed, one_of, plural
@@ -214,11 +212,6 @@ def read_list(file: str) -> Iterator[str]:
         raise VitkitError("verbs.list-empty", f"{name} lists no image: expected a path or an address on each line")
 
 
-def source_of_line(line: str) -> str | Stored:
-    """Return the image that a line of a list names: a path, or a remote file if the line is a URL."""
-    return line if address_of(line) is None else Stored(RemoteFile(line), "")
-
-
 def source_folders(sources: Iterable[str]) -> list[str]:
     """Return the folders, archives and shards among the sources, including those that patterns match."""
     names: list[str] = []
@@ -228,16 +221,11 @@ def source_folders(sources: Iterable[str]) -> list[str]:
     return [name for name in names if Path(name).is_dir() or storage_at(Path(name)) is not None]
 
 
-def check_suffix(out: Path, suffixes: Collection[str]) -> None:
-    """Check that the suffix of an output file is one of `suffixes`."""
-    if out.suffix.lower() not in suffixes:
-        raise VitkitError("verbs.out-suffix", f"--out {path_or_address(out)} must end in {' or '.join(suffixes)}")
-
-
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
     """Check that an output file has an allowed suffix, and a folder that exists and is outside the source folders."""
-    check_suffix(out, suffixes)
     check_local(out)
+    if out.suffix.lower() not in suffixes:
+        raise VitkitError("verbs.out-suffix", f"--out {out} must end in {' or '.join(suffixes)}")
     if not out.parent.is_dir():
         raise VitkitError("verbs.folder-missing", f"--out {out}: there is no folder {out.parent}")
     if out.is_dir():

@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from vitkit.data.remote import RemoteFile
+from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.inference.prediction import (
     FORMATS,
@@ -25,7 +27,7 @@ from vitkit.inference.prediction import (
     read_rows,
     written_rows,
 )
-from vitkit.system.files import exclusive
+from vitkit.system.files import address_of, exclusive
 from vitkit.system.logger import log
 from vitkit.system.progress import Progress, Say, receiver, reporting_to, silent
 from vitkit.text.arguments import Between, check_arguments
@@ -41,7 +43,6 @@ from vitkit.verbs.inputs import (
     read_list,
     select_shard,
     source_folders,
-    source_of_line,
     split_sources,
 )
 from vitkit.verbs.options import Compute, Names, Promises
@@ -49,13 +50,12 @@ from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
-    from vitkit.data.storage import Stored
     from vitkit.inference.prediction import Prediction
     from vitkit.weights.preprocessing import PreprocessLike
 
 
 Write = Callable[["Prediction"], None]
-Source = Callable[[str], "str | Stored"]  # takes the name of an image, and returns a path or the file to read
+Source = Callable[[str], str | Stored]  # takes the name of an image, and returns a path or the file to read
 Writer = Callable[[RowFormat, int], Write]  # called once with the format of the rows and the number of images
 
 # Without `out`, this writer receives the rows instead of the result. The command line prints them as they are computed.
@@ -262,7 +262,11 @@ def predict(
     paths = list(select_shard(paths, shard))
     if is_workbook:
         check_rows(len(paths))
-    source: Source = (lambda path: path) if listed is None else source_of_line
+
+    def source(path: str) -> str | Stored:
+        is_remote = listed is not None and address_of(path) is not None
+        return Stored(RemoteFile(path), "") if is_remote else path
+
     with _exclusive_rows(out, may_exist=resume or force):
         classifier = open_named(model, names, notes, preprocess=preprocess)
         classifier.preprocess.check_known()
