@@ -78,8 +78,7 @@ def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: 
 
 
 def test_test_images_are_compared_with_too(tmp_path: Path, vitkit: Any) -> None:
-    data = runs.photos(tmp_path / "photos", images=30, noise=60, seed=3)
-    run = train(runs.quick(data, split=(0.4, 0.3, 0.3), epochs=1), tmp_path / "run")
+    run = runs.shared_run_with_mistakes()
     trust, evaluated = load(run).held_out, package.evaluate(run, compute=EXACT)
     assert trust is not None and trust.tests is not None
     with (run / "predictions.csv").open() as file:
