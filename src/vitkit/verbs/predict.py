@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from vitkit.inference.prediction import (
     Csv,
     Row,
     RowFormat,
+    Tally,
     WrittenRows,
     appending_rows,
     class_and_doubt,
@@ -29,7 +30,7 @@ from vitkit.inference.prediction import (
 )
 from vitkit.system.files import address_of, exclusive
 from vitkit.system.logger import log
-from vitkit.system.progress import Progress, Say, receiver, reporting_to, silent
+from vitkit.system.progress import Progress, Say, progress, reporting_to, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import plural
 from vitkit.text.workbook import check_rows, write_workbook
@@ -292,20 +293,10 @@ def predict(
         else:
             writing = nullcontext(None if writer is None else writer(form, len(paths)))
         reporting = nullcontext() if writer is None else reporting_to(silent)  # the rows show the progress
-        tally, rows, doubts = written.tally, list[Row](), list[tuple[int, float]]()
-        images = in_memory or map(source, written.missing)
+        tally, images = written.tally, in_memory or map(source, written.missing)
         # If rows cannot be written, closing ends the threads at once, not only when the exception is deleted.
         with reporting, writing as write, closing(classifier.predict(images, compute.batch_size)) as predictions:
-            for prediction in predictions:
-                row = columns.row(prediction)
-                if write is None:
-                    rows.append(row)
-                else:
-                    write(prediction)
-                tally.add(row)
-                if rules.sure is not None and prediction.error is None:
-                    doubts.append(class_and_doubt(prediction))
-                receiver()("predicting", tally.images, len(paths))
+            rows, doubts = _write_rows(predictions, columns, write, tally, len(paths))
         if doubts:
             _note_difference(classifier, doubts, notes)
         if out is not None and is_workbook:
@@ -339,6 +330,27 @@ def _exclusive_rows(out: Path | None, *, may_exist: bool) -> Iterator[None]:
                 f"{existing} exists: continue it with --resume, overwrite it with --force, or choose another --out",
             )
         yield
+
+
+def _write_rows(
+    predictions: Iterable[Prediction], columns: Columns, write: Write | None, tally: Tally, images: int
+) -> tuple[list[Row], list[tuple[int, float]]]:
+    """Pass each prediction to `write`, and count it. Without `write`, return all rows.
+
+    Also return the class and the doubt (`class_and_doubt`) of each readable image, if uncertain labels are withheld.
+    """
+    rows, doubts = list[Row](), list[tuple[int, float]]()
+    for prediction in predictions:
+        row = columns.row(prediction)
+        if write is None:
+            rows.append(row)
+        else:
+            write(prediction)
+        tally.add(row)
+        if columns.rules.sure is not None and prediction.error is None:
+            doubts.append(class_and_doubt(prediction))
+        progress("predicting", tally.images, images)
+    return rows, doubts
 
 
 def _choose_backend(
