@@ -363,7 +363,7 @@ def _choose_backend(
     """
     from vitkit.classifier import computed_in_words
 
-    requested = {"backend": compute.backend, "precision": compute.precision}
+    requested: dict[str, Any] = {"backend": compute.backend, "precision": compute.precision}
     earlier = written.computation
     if earlier is not None and compute.backend == compute.precision == "auto":
         requested = {name: value or "auto" for name, value in earlier.items()}
