@@ -15,7 +15,7 @@ from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
-from vitkit.verbs.inputs import open_model, split_choices
+from vitkit.verbs.inputs import open_model
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def bench(
             f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32",
         )
     sizes = sorted(set(map(int, parts)))
-    requested = None if backends is None else split_choices("--backends", backends, backend_names())
-    wanted = split_choices("--precisions", precisions, PRECISIONS)
+    requested = None if backends is None else _split_choices("--backends", backends, backend_names())
+    wanted = _split_choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
     import torch
 
@@ -142,6 +142,16 @@ def bench(
         rows=results,
         pictures={"Images per second": lambda: chart(panels)},
     )
+
+
+def _split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the choices from a list, or from text with commas between them, without repetitions."""
+    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
+    known = [name for name in known if name != "auto"]
+    for part in parts or [""]:  # an empty list raises an error, too
+        if part not in known:
+            raise VitkitError("verbs.option-invalid", f"{flag} {part!r} is none of {', '.join(known)}")
+    return list(dict.fromkeys(parts))
 
 
 def _measure(

@@ -61,10 +61,8 @@ def convert(
         num_classes: the number of classes of a new head with zero weights, or 0 for no head; by default the existing
             head is kept.
         heads: the number of attention heads, if the checkpoint does not determine it.
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
+        preprocess: the preprocessing of images, in a form that `vitkit.load` accepts; by default that of the model, or
+            an assumed one if the model states none.
         allow_partial: convert the tensors that fit, even if others are missing or left over.
         force: overwrite `destination`.
         progress: called with the current task, the number of finished items and the total number of items.

@@ -137,10 +137,8 @@ def embed(
         text: find the images that match this text best, with CLIP or SigLIP. The text is used unchanged, without a
             template.
         top: with `near` or `text`, the number of images to list.
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
+        preprocess: the preprocessing of images, in a form that `vitkit.load` accepts; by default that of the model, or
+            an assumed one if the model states none.
         compute: where the model computes, by default 32 images in a batch.
         force: overwrite `out`.
         shard: embed only one part of the images, such as 2/8: the second of eight runs of consecutive images.

@@ -207,10 +207,8 @@ def evaluate(
             (its centre and four corners), or `flip,crops` (all ten). The images are also evaluated without these views,
             and the difference is reported with its interval and its cost. Promises are not measured
             then, because they are based on single views of the validation images.
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
+        preprocess: the preprocessing of images, in a form that `vitkit.load` accepts; by default that of the model, or
+            an assumed one if the model states none.
         compute: where and how the model computes.
         force: overwrite files in `out`.
         progress: called with the current task, the number of finished items and the total number of items.
@@ -248,10 +246,7 @@ def evaluate(
     folders = set(table.folders)
     if not folders:  # a run has recorded its images, but not the folders that were searched
         folders = {(table.root / path).parent for path in table.paths} if _is_list(table) else {table.root}
-    lock = exclusive_out_folder(
-        "--out", out, sorted(map(str, folders)), "or use --force to overwrite its files", may_have_files=force
-    )
-    with lock:  # before anything is computed
+    with exclusive_out_folder(out, sorted(map(str, folders)), force=force):  # before anything is computed
         if out is not None:
             _ = classifier.model  # raises an error for an exported file, as the report needs the model
         changes = None

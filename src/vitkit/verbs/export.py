@@ -83,10 +83,8 @@ def export(
         data_root: the folder that now contains the run's images, which may have been renamed.
         image_size: another image size, in pixels; position embeddings are resized. One number, (height, width), or text
             such as "384,512".
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
+        preprocess: the preprocessing of images, in a form that `vitkit.load` accepts; by default that of the model, or
+            an assumed one if the model states none.
         precision: the precision of the stored weights. With `int8`, layers also compute in it. This requires a run
             whose split has training and validation images, or such a folder as `data`.
         max_drop: the largest loss of accuracy that is accepted from INT8, on validation images. If INT8 loses more, the

@@ -1,8 +1,7 @@
-"""The inputs and outputs that verbs share: models, images, label files, names of classes, output files, and choices.
+"""The inputs and outputs that verbs share: models, images, names of classes, and output files.
 
 Models are opened by path, by name or from memory. Images are found in files, in folders and by patterns. Outputs are
 never written next to the photographs, are locked while they are written, and replace existing files only with `force`.
-`split_choices` splits lists of choices.
 """
 
 from __future__ import annotations
@@ -188,28 +187,25 @@ def find_pictures(sources: Iterable[str], note: Say, *, follow_links: bool = Fal
     return paths, not overlooked.unreadable
 
 
-def read_list(file: str) -> Iterator[str]:
-    """Yield the images that a file lists, without repetitions.
+def read_list(file: str) -> list[str]:
+    """Return the images that a file lists, without repetitions.
 
     Each line is a path or a URL. Empty lines are ignored, and spaces at the ends of a line belong to the path.
     """
-    name, seen = f"@{file}", set[str]()
     try:
         content = read_bytes(file)
     except OSError as error:
-        raise VitkitError("verbs.list-unreadable", f"{name}: {error.strerror or error}") from error
+        raise VitkitError("verbs.list-unreadable", f"@{file}: {error.strerror or error}") from error
     if b"\0" in content:
         raise VitkitError(
             "verbs.list-unreadable",
-            f"{name} is not a list: expected a UTF-8 text file with a path or an address on each line",
+            f"@{file} is not a list: expected a UTF-8 text file with a path or an address on each line",
         )
-    for data in content.removeprefix(codecs.BOM_UTF8).split(b"\n"):
-        line = data.decode("utf-8", "surrogateescape").removesuffix("\r")
-        if line.strip() and line not in seen:
-            seen.add(line)
-            yield line
-    if not seen:
-        raise VitkitError("verbs.list-empty", f"{name} lists no image: expected a path or an address on each line")
+    text = content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+    lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
+    if not lines:
+        raise VitkitError("verbs.list-empty", f"@{file} lists no image: expected a path or an address on each line")
+    return list(dict.fromkeys(lines))
 
 
 def source_folders(sources: Iterable[str]) -> list[str]:
@@ -248,23 +244,22 @@ def exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive_out_folder(
-    flag: str, path: Path | None, folders: Iterable[str], advice: str, *, may_have_files: bool
-) -> Iterator[None]:
+def exclusive_out_folder(out: Path | None, folders: Iterable[str], *, force: bool) -> Iterator[None]:
     """Lock an output folder in a `with` block. The folder must lie outside the source folders; None is not locked.
 
-    Without `may_have_files`, the folder must be missing or empty. Error messages contain `flag`, and the message about
-    a folder that is not empty ends with `advice`.
+    Without `force`, the folder must be missing or empty.
     """
-    if path is None:
+    if out is None:
         yield
         return
-    check_outside(flag, path, folders)
-    if path.exists() and not path.is_dir():
-        raise VitkitError("verbs.out-kind", f"{flag} {path} is a file; choose a folder")
-    with exclusive_in(path):
-        if not may_have_files and not is_empty(path):
-            raise VitkitError("verbs.out-not-empty", f"{flag} {path} is not empty: choose a new folder, {advice}")
+    check_outside("--out", out, folders)
+    if out.exists() and not out.is_dir():
+        raise VitkitError("verbs.out-kind", f"--out {out} is a file; choose a folder")
+    with exclusive_in(out):
+        if not force and not is_empty(out):
+            raise VitkitError(
+                "verbs.out-not-empty", f"--out {out} is not empty: choose a new folder, or --force to write into it"
+            )
         yield
 
 
@@ -278,7 +273,7 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
             )
 
 
-def check_not_among_images(flag: str, out: Path, paths: Iterable[str]) -> None:
+def check_not_among_images(out: Path, paths: Iterable[str]) -> None:
     """Raise an error if an output folder lies among the source images.
 
     The folder itself must not contain a source image. A folder above it may contain one if it has no other image, or
@@ -292,7 +287,7 @@ def check_not_among_images(flag: str, out: Path, paths: Iterable[str]) -> None:
         images = sum(why_ignored(file.name) is None for file in resolved.iterdir())
         if resolved == target or (resolved != Path.cwd() and images > 1):
             raise VitkitError(
-                "verbs.out-in-source", f"{flag} {out} lies in {folder}: nothing is written next to the photographs"
+                "verbs.out-in-source", f"--out {out} lies in {folder}: nothing is written next to the photographs"
             )
 
 
@@ -315,16 +310,6 @@ def select_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
             f"--shard {shard} divides {plural(len(items), 'image', 'images')}: use at most as many parts",
         )
     return items[len(items) * (number - 1) // count : len(items) * number // count]
-
-
-def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the choices from a list, or from text with commas between them, without repetitions."""
-    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
-    known = [name for name in known if name != "auto"]
-    for part in parts or [""]:  # an empty list raises an error, too
-        if part not in known:
-            raise VitkitError("verbs.option-invalid", f"{flag} {part!r} is none of {', '.join(known)}")
-    return list(dict.fromkeys(parts))
 
 
 # --- Names of classes, for models of images and text (CLIP and SigLIP) ----------------------------------------

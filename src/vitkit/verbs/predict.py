@@ -210,10 +210,8 @@ def predict(
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
             (its centre and four corners), or `flip,crops` (all ten). The time grows in proportion to the number of
             views. `vitkit eval --tta` measures the gain. There is no column `familiar` with this option.
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
+        preprocess: the preprocessing of images, in a form that `vitkit.load` accepts; by default that of the model, or
+            an assumed one if the model states none.
         compute: where and how the model computes.
         resume: continue an interrupted `out`, or add rows for images that it lacks.
         force: overwrite `out`.
@@ -256,7 +254,7 @@ def predict(
     if in_memory:
         paths = [picture.name for picture in in_memory]
     elif listed is not None:
-        paths = list(read_list(listed))
+        paths = read_list(listed)
     else:  # before the model is loaded, so that a missing file is reported at once
         paths, is_whole = find_pictures(files, notes)
         paths = list(dict.fromkeys(paths))
