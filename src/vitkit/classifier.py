@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+import vitkit
 from vitkit import model_folder
 from vitkit.data.decode import picture_of, warn_if_doubtful
 from vitkit.data.in_memory import PictureInMemory, Source, open_in_memory, sources_of
@@ -147,6 +148,43 @@ class Classifier:
                 f"thresholds must be a list of {len(self.classes)} numbers from 0 to 1, not {self.thresholds!r:.80}"
             )
         self.model.eval()
+
+    # The following methods are the public functions of these names, so that the core does not depend on the verbs.
+
+    @classmethod
+    def from_weights(cls, source: str | Path, **options: Any) -> Classifier:
+        """Open a model folder, a checkpoint or published weights; the arguments are those of `vitkit.load`."""
+        return vitkit.load(source, **options)
+
+    def fit(self, data: str | Path | vitkit.Datasets, recipe: vitkit.Recipe | None = None) -> Classifier:
+        """Train from the weights that this classifier was opened from, and return the trained classifier.
+
+        Its run folder, with the report, is `classifier.report.source`. `vitkit.train` has further arguments.
+
+            import vitkit
+
+            classifier = vitkit.Classifier.from_weights("runs/digits-1").fit("digits", vitkit.Recipe(epochs=1))
+            print(classifier.report.source)
+
+        Args:
+            data: a folder of class folders, a name such as digits, or datasets in memory.
+            recipe: the recipe; unset fields are chosen for the data.
+
+        Raises:
+            VitkitError: this classifier was not opened from weights, or the training is not possible.
+        """
+        if self.report is None:
+            message = "this classifier was not opened from weights: save it to a folder, and open that"
+            raise VitkitError("classifier.source-missing", message)
+        return vitkit.train(data, (recipe or vitkit.Recipe()).replace(weights=self.report.source)).classifier
+
+    def evaluate(self, data: str | Path) -> vitkit.EvaluationResult:
+        """Evaluate this classifier on labelled images; `vitkit.evaluate` has further arguments."""
+        return vitkit.evaluate(self, data)
+
+    def export(self, out: str | Path) -> vitkit.Result:
+        """Write a file for another runtime, and compare it; `vitkit.export` has further arguments."""
+        return vitkit.export(self, out=out)
 
     @property
     def task(self) -> Literal["single", "multi"]:

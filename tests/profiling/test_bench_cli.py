@@ -47,17 +47,22 @@ def test_figures_are_of_every_backend_precision_and_batch() -> None:
 
 
 @pytest.mark.usefixtures("drawn_pictures")
-def test_a_model_folder_and_one_in_memory_are_timed_and_drawn(command: Any, tmp_path: Path) -> None:
+def test_a_model_folder_and_one_in_memory_are_timed_and_a_table_and_a_picture_written_once(
+    command: Any, tmp_path: Path
+) -> None:
     classifier = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
     classifier.save(tmp_path / "model")
-    found = vitkit.bench(classifier, backends="eager", batch_sizes=1, rounds=1, precisions="float32")
+    out, once = tmp_path / "new" / "speed", {"batch_sizes": 1, "rounds": 1, "precisions": "float32"}
+    found = vitkit.bench(classifier, backends="eager", out=out, **once)
     assert found.model == "classifier"
-    with found.save(tmp_path / "speed.csv").open(newline="") as stream:
+    with (out / "bench.csv").open(newline="") as stream:
         assert [row["batch"] for row in csv.DictReader(stream)] == ["1"]
-    with Image.open(found.save(tmp_path / "speed.png")) as picture:
+    with Image.open(out / "bench.png") as picture:
         assert picture.width > 500
-    flags = ("--batch-sizes", 1, "--rounds", 1, "--precisions", "float32", "--backends", "eager", "--json")
-    told = json.loads(command("bench", tmp_path / "model", *flags).out)
+    with refused("verbs.out-not-empty", "force"):
+        vitkit.bench(classifier, out=str(out), **once)
+    flags = ("--batch-sizes", 1, "--rounds", 1, "--precisions", "float32", "--backends", "eager", "--force", "--json")
+    told = json.loads(command("bench", tmp_path / "model", *flags, "-o", out).out)
     assert {(row["precision"], row["same_top1"]) for row in told["results"]} == {("float32", 1.0)}
     assert told["model"] == str(tmp_path / "model")
 
@@ -69,6 +74,7 @@ def test_a_model_folder_and_one_in_memory_are_timed_and_drawn(command: Any, tmp_
         ({"batch_sizes": [1, 0]}, "verbs.option-invalid", "1,0"),
         ({"precisions": "int8"}, "verbs.option-invalid", "int8"),
         ({"rounds": 0}, "text.value-outside", "rounds"),
+        ({"out": __file__}, "verbs.out-kind", __file__),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options: dict[str, Any], code: str, named: str) -> None:

@@ -22,7 +22,7 @@ LARGE: dict[str, Any] = {"image_size": 48}  # the activations need more memory t
 
 
 def dry_run(**fields: Any) -> Result:
-    return vitkit.dry_run(runs.shared_photos(), vitkit.Recipe(**runs.quick_fields() | fields))
+    return vitkit.dry_run(runs.shared_photos(), vitkit.Recipe(**runs.quick_fields() | fields), price=3.0)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,14 @@ def test_what_is_told_is_what_a_run_does(command: Any, inside: Path, told: Resul
     assert told.recipe == run.recipe
     assert (told.images, told.classes, told.steps) == (27, 3, run.rows()[-1]["step"])
     assert told.parameters == told.trained == sum(each.numel() for each in run.classifier.model.parameters())
+    assert told.cost == pytest.approx(3.0 * told.seconds / 3600)
     assert told.peak_memory > 5 * 4 * told.parameters, "weights and a copy, gradients and two moments"
     assert told.flops == 81 * told.flops_per_image > 0
     assert repr(told).startswith("<dry_run: vit_micro_patch8_16 ") and "method scratch: " in repr(told)
     done = command("train", runs.shared_photos(), "--dry-run", *runs.FLAGS, "--json", "--out", "new")
     keys = json.loads(done.out).keys()
     assert done.code == 0 and keys == told.to_dict().keys()
-    assert keys >= {"data", "recipe", "parameters", "flops", "peak_memory", "seconds", "notes"}
+    assert keys >= {"data", "recipe", "parameters", "flops", "peak_memory", "seconds", "price", "cost", "notes"}
     assert list(inside.iterdir()) == []
 
 
@@ -91,7 +92,7 @@ def test_the_errors_are_those_of_a_training_and_of_flags_that_belong_together(co
     (inside / "full").mkdir()
     (inside / "full" / "file").touch()
     command("train", "digits", "--dry-run", "--out", "full").refused("training.out-not-empty", "full")
-    command("train", "digits", "--json").refused("cli.option-missing", "--dry-run")
+    command("train", "digits", "--price", "2").refused("cli.option-missing", "--dry-run")
     command("train", "--dry-run", "--resume", "runs/x").refused("cli.option-conflict", "--resume")
 
 

@@ -67,6 +67,7 @@ class Verb:
             result and returns the exit code, or anything else for 0.
         switches: the flags that are not parameters of the function, such as `as_json`, with their help. They follow the
             parameters.
+        numbers: those of the switches that take a number.
         flags: positional parameters of the function that become flags on the command line.
         metavars: placeholders of values in the help, by parameter.
         common: the parameters and fields whose flags --help shows, most used first; if empty, it shows all.
@@ -76,6 +77,7 @@ class Verb:
     name: str
     run: Callable[..., Any] = _call_and_print
     switches: Mapping[str, str] = field(default_factory=dict)
+    numbers: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     metavars: Mapping[str, str] = field(default_factory=dict)
     common: tuple[str, ...] = ()
@@ -98,10 +100,13 @@ class Verb:
         """Return the function that typer calls, with the signature of the command."""
         function: _Function = getattr(import_module(f"vitkit.{self.module}"), self.name)
         offered = _Parameters.of(function, self)
-        switches = [
-            _parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False)
-            for name, text in self.switches.items()
-        ]
+        switches = []
+        for name, text in self.switches.items():
+            if name in self.numbers:
+                option = typer.Option(*_flags_of(name), help=text, metavar=_PLACEHOLDERS[float], min=0)
+                switches.append(_parameter(name, float | None, option, default=None))
+            else:
+                switches.append(_parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False))
         parameters = [*offered.plain, *switches, *offered.fields]
 
         def command(**values: Any) -> None:
@@ -126,10 +131,12 @@ class Verb:
         return command
 
 
-def _train(function: _Function, values: _Values, *, dry_run: bool, as_json: bool) -> None:
+def _train(function: _Function, values: _Values, *, dry_run: bool, price: float | None, as_json: bool) -> None:
     if not dry_run:
-        if as_json:
-            raise VitkitError("cli.option-missing", "--json belongs to --dry-run: add it")
+        if price is not None or as_json:
+            raise VitkitError(
+                "cli.option-missing", f"{'--json' if price is None else '--price'} belongs to --dry-run: add it"
+            )
         result = _call(function, values)
         if all(os.environ.get(name, "0") == "0" for name in _RANKS):
             show_next(result)  # the function printed the other lines itself
@@ -142,7 +149,7 @@ def _train(function: _Function, values: _Values, *, dry_run: bool, as_json: bool
             )
     from vitkit.verbs.dry_run import dry_run as measure
 
-    _call_and_print(measure, values, as_json=as_json)
+    _call_and_print(measure, values | ({} if price is None else {"price": price}), as_json=as_json)
 
 
 def _doctor(function: _Function, values: _Values, *, as_json: bool) -> int:
@@ -260,9 +267,11 @@ _ROWS = {
         "train",
         _train,
         {
-            "dry_run": "Take one step, and print what the run would take in steps, FLOPs, memory and time.",
+            "dry_run": "Take one step, and print what the run would take in steps, FLOPs, memory, time and cost.",
+            "price": "With --dry-run, the price of the device for an hour.",
             "as_json": "With --dry-run, print everything as JSON.",
         },
+        numbers=("price",),
         common=(
             *("out", "model", "weights", "method", "epochs", "lr", "batch_size", "image_size"),
             *("recipe", "sets", "dry_run", "resume"),

@@ -1,4 +1,4 @@
-"""`vitkit.bench`: measure the speed of a model on this machine with each backend."""
+"""`vitkit.bench`: measure the speed of a model on this machine with each backend, or as a file of each format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
-from vitkit.verbs.inputs import open_model
+from vitkit.verbs.bench_formats import bench_formats, table_cells
+from vitkit.verbs.inputs import exclusive_out_folder, open_model, path_of
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def bench(
     ] = "float32,bfloat16",
     rounds: Annotated[int, Between(1)] = 15,
     device: DeviceName = "auto",
+    export: bool = False,
+    out: Path | str | None = None,
+    force: bool = False,
     progress: Progress = silent,
 ) -> Result:
     """Measure the images per second of each backend and precision.
@@ -75,6 +79,10 @@ def bench(
         precisions: float32, bfloat16, or both.
         rounds: the number of timings of each backend.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        export: export the model to each format instead, in float32 and in INT8, and compare the files: their accuracy,
+            agreement with the model, size, start and speed on the CPU. INT8 requires a run with its photographs.
+        out: write the table (bench.csv) and a picture of it (bench.png) into this folder.
+        force: overwrite files in `out`.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Returns:
@@ -82,10 +90,12 @@ def bench(
         path), `machine` (processor, cores, gpu, threads and torch version), `rounds`, `results` (the rows), `missing`
         (the reason for each backend that was left out, by backend and precision, such as `onnx bfloat16`), `notes`
         (assumptions about the model, and the backends that were left out), and the parts of the printed lines: `title`,
-        `headings` and `cells` of the table, and `legend`.
+        `headings` and `cells` of the table, and `legend`. With `export`, there is a row for each format and batch size,
+        and the facts are `model`, `compared_on` (the images), `results` and `missing`.
 
     Raises:
-        VitkitError: there is no such model, or a requested backend does not work on this machine.
+        VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains
+            files.
     """
     if isinstance(batch_sizes, str):
         parts = [part.strip() for part in batch_sizes.split(",")]
@@ -100,6 +110,31 @@ def bench(
     sizes = sorted(set(map(int, parts)))
     requested = None if backends is None else _split_choices("--backends", backends, backend_names())
     wanted = _split_choices("--precisions", precisions, PRECISIONS)
+    folder = path_of(out)
+    with exclusive_out_folder(folder, (), force=force):
+        if not export:
+            result = _bench_backends(model, requested, wanted, sizes, rounds, device)
+        elif requested or wanted != ["float32", "bfloat16"] or device not in ("auto", "cpu"):
+            raise VitkitError(
+                "verbs.option-conflict", "--export compares files: leave out --backends, --precisions and --device"
+            )
+        else:
+            result = bench_formats(model, sizes, rounds)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            result.save(folder / "bench.csv")
+            result.save(folder / "bench.png")
+    return result
+
+
+def _bench_backends(
+    model: str | Path | Classifier,
+    backends: list[str] | None,
+    precisions: list[str],
+    sizes: list[int],
+    rounds: int,
+    device: str,
+) -> Result:
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
     import torch
 
@@ -111,7 +146,7 @@ def bench(
         network = random_model(config_of(name))
     else:
         network = open_model(model, notes, "cpu").model
-    results, missing = _measure(network, requested, wanted, sizes, rounds, device, notes)
+    results, missing = _measure(network, backends, precisions, sizes, rounds, device, notes)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     machine = {
         "processor": platform.processor() or platform.machine(),
@@ -120,13 +155,11 @@ def bench(
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
     }
-    headings, cells = [heading for heading, _ in COLUMNS.values()], []
-    for row in results:
-        rates = (row[f"images_per_s{part}"] for part in ("_q1", "", "_q3"))
-        low, median, high = (f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates)
-        backend = f"{row['name'].removeprefix('vitkit ')} {row['precision']}"
-        values = row | {"name": backend, "images_per_s": median, "quartiles": f"{low}-{high}"}
-        cells.append([text_format.format(values[key]) for key, (_, text_format) in COLUMNS.items()])
+    headings = [heading for heading, _ in COLUMNS.values()]
+    cells = [
+        table_cells(row | {"name": f"{row['name'].removeprefix('vitkit ')} {row['precision']}"}, COLUMNS)
+        for row in results
+    ]
     hardware = gpu or f"{machine['processor']}, {machine['threads']} threads"
     title = f"{name} on {hardware}, torch {machine['torch']}, {rounds} rounds"
     legend = ["ratio: to eager float32; drift: of the logits from float32"]

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 from vitkit.errors import VitkitError, first_line, is_memory_short
 from vitkit.system.progress import Progress, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import plural
 from vitkit.training.recipe import Recipe, name_of
 from vitkit.training.request import NO_HOOKS, Hooks, with_data
@@ -34,18 +34,19 @@ def dry_run(
     *,
     out: Path | str | None = None,
     force: bool = False,
+    price: Annotated[float | None, Between(0)] = None,
     hooks: Hooks = NO_HOOKS,
     progress: Progress = silent,
 ) -> Result:
-    """Take one step of a training, and tell what the training would take: steps, FLOPs, memory and time.
+    """Take one step of a training, and tell what the training would take: steps, FLOPs, memory, time and cost.
 
     The images are read, checked and split, and the model and its weights are loaded, as `vitkit.train` does. Nothing is
     written. A recipe of the paper without data is measured on noise instead.
 
         import vitkit
 
-        found = vitkit.dry_run("digits", vitkit.Recipe(epochs=2))
-        print(found.steps, found.images, found.seconds, found.peak_memory)
+        found = vitkit.dry_run("digits", vitkit.Recipe(epochs=2), price=2.0)
+        print(found.steps, found.images, found.seconds, found.peak_memory, found.cost)
 
     On the command line: `vitkit train digits --dry-run`.
 
@@ -54,6 +55,7 @@ def dry_run(
         recipe: see `vitkit.train`.
         out: the run folder of the training, which is only checked.
         force: whether the training would overwrite the run in `out`.
+        price: the price of a device for an hour, in any currency.
         hooks: see `vitkit.train`.
         progress: called with the current task, the number of finished items and the total number of items.
 
@@ -75,6 +77,7 @@ def dry_run(
         reading_per_image: the seconds in which one process reads and augments an image.
         seconds: the duration of the training, with validation, without checks of the data and without the report.
         devices: the number of devices.
+        price, cost: the price of a device for an hour, and of the whole training; None if unknown.
         notes: assumptions, and what is not included.
 
     Raises:
@@ -97,7 +100,7 @@ def dry_run(
         )
     if data is None and requested.data is None and is_of_paper(requested.source):
         with _explaining_shortage():
-            return _result(step_cost.measure_on_noise(requested, hooks))
+            return _result(step_cost.measure_on_noise(requested, hooks), price)
     requested, notes = requested_on_files(requested, data)
     devices = (requested.devices or 1) * (requested.nodes or 1)
     run = Run(requested, None if out is None else Path(out), ProcessGroup(size=devices), hooks)
@@ -109,7 +112,7 @@ def dry_run(
         measure = step_cost.measure_head if run.recipe.method == "probe" else step_cost.measure_training
         measured = measure(run, devices)
     measured["notes"] = (*notes, *dict.fromkeys(run.effect_notes), *run.reasons, *measured["notes"])
-    return _result(measured)
+    return _result(measured, price)
 
 
 @contextmanager
@@ -129,7 +132,7 @@ def _explaining_shortage() -> Iterator[None]:
         ) from error
 
 
-def _result(measured: dict[str, Any]) -> Result:
+def _result(measured: dict[str, Any], price: float | None) -> Result:
     recipe: Recipe = measured["recipe"]
     steps, seconds, notes = measured["steps"], measured["seconds"], measured["notes"]
     flops = measured["flops_per_image"] * measured["images"] * measured["epochs"]  # without validation
@@ -139,12 +142,14 @@ def _result(measured: dict[str, Any]) -> Result:
         duration = f"{seconds / 3_600:,.1f} hours"
     else:
         duration = f"{seconds / 60:,.1f} minutes" if seconds >= 60 else f"{seconds:.2g} seconds"
+    cost = None if price is None else price * measured["devices"] * seconds / 3_600
     batch = recipe.batch_size * recipe.grad_accum
     step_count = f"{steps:,} steps of {batch:,}" if steps else "no steps, a head is fitted to features"
     epochs = plural(measured["epochs"], "epoch", "epochs")
     amount = f"{measured['images']:,} images in {measured['classes']:,} classes, {epochs}"
     rate = f"{measured['seconds_per_step']:.3g} s for {'a step' if steps else 'the features of a batch'}"
     reading = f"{1000 * measured['reading_per_image']:.3g} ms to read an image"
+    price_text = "" if cost is None else f"; cost {cost:,.2f} at {price:g} an hour"
     trained = f"{measured['trained']:,} of {measured['parameters']:,} parameters trained"
     step = f"a step of {measured['images_in_step']:,} images, on {measured['device']} in {measured['precision']}"
     lines = [
@@ -152,9 +157,9 @@ def _result(measured: dict[str, Any]) -> Result:
         f"  images  {amount}: {step_count}; {measured['val_images']:,} to validate",
         f"  FLOPs   {flops:.4g}; {measured['flops_per_image'] / 1e9:,.3f} G for a training image",
         f"  memory  {measured['peak_memory'] / 2**30:,.2f} GiB of tensors in {step}",
-        f"  time    {duration}; {rate}, {reading}",
+        f"  time    {duration}; {rate}, {reading}{price_text}",
         *(f"note: {note}" for note in notes),
     ]
-    facts = {name: measured[name] for name in _FACTS} | {"flops": flops}
+    facts = {name: measured[name] for name in _FACTS} | {"price": price, "flops": flops, "cost": cost}
     fields = {name: value for name, value in asdict(recipe).items() if value is not None}
     return Result("dry_run", lines, facts, json=facts | {"recipe": fields})

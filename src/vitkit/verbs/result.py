@@ -105,6 +105,16 @@ class Result:
             raise VitkitError("verbs.table-missing", f"{self._kind} has no table; to_dict() returns what it has")
         return [dict(row) for row in self._rows]
 
+    def to_pandas(self) -> Any:
+        """Return the table (`rows`) as a `pandas.DataFrame`, for which pandas must be installed.
+
+        Raises:
+            VitkitError: this kind of result has no table.
+        """
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return the functions that draw the pictures of the result, by caption. Most kinds of results have none."""
         return dict(self._pictures)
