@@ -23,7 +23,7 @@ from vitkit.reporting import plots
 from vitkit.reporting.plots import cell, thumbnail, thumbnails
 from vitkit.system.files import public_path
 from vitkit.text.cells import plural
-from vitkit.text.pages import component, data_uri, from_template, to_png, write_page
+from vitkit.text.pages import data_uri, from_template, to_png, write_page
 from vitkit.text.verdict import Verdict
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -192,8 +192,3 @@ def write_drift(
         notes=notes,
     )
     write_page(path, "Are these the photographs that the model was made for?", body)
-
-
-def table_of_tests(tests: Sequence[Mapping[str, Any]]) -> str:
-    """Return the tests as an HTML table."""
-    return component("tests", tests)
