@@ -51,7 +51,7 @@ from training import Way, images_of, measure_memory, step_of
 from vitkit.data.decode import decode
 from vitkit.inference import model_on_gpu, prepare
 from vitkit.model import config_for
-from vitkit.profiling import Ceiling, Contender, Timing, compare, interleave, random_model, stopwatch_for
+from vitkit.profiling import Contender, Timing, compare, describe, interleave, random_model, stopwatch_for
 from vitkit.training import parse_duration, read_metrics
 
 Row = dict[str, Any]
@@ -207,11 +207,11 @@ def train_steps(bench: Bench) -> None:
                 continue
             if way.compiled:
                 bench.write(f"{label} {way.name} compiling", seconds=round(time.perf_counter() - began, 1))
-        ceiling = Ceiling(config_for(name), bench.scale.batch, "bfloat16", bench.device)
+        macs = 1e9 * describe(config_for(name)).gmacs_executed * bench.scale.batch  # of a forward pass
         timings = interleave(works, bench.scale.rounds, stopwatch=stopwatch_for(bench.device))
         theirs = {key: timing for key, timing in timings.items() if key.startswith("timm")}
         for key, timing in timings.items():
-            flops = 3 * 2 * ceiling.macs / timing.quartiles.median
+            flops = 3 * 2 * macs / timing.quartiles.median
             bench.write(
                 f"{label} {key}",
                 batch=bench.scale.batch,
@@ -360,7 +360,6 @@ def predictions(bench: Bench) -> None:
                 beside = _beside(speed.timing, theirs, speed.name.replace("vitkit compile", "timm compiled"))
                 bench.write(
                     f"{key} {speed.name}",
-                    share_of_ceiling=round(speed.share_of_ceiling, 3),
                     largest_difference=None if speed.drift is None else float(f"{speed.drift.largest:.2e}"),
                     **_rates(speed.timing, batch),
                     **beside,

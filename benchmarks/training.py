@@ -3,9 +3,8 @@
 Images per second, in turn in one process (A B C ... A B C ...): ours and timm's, in float32 and under bfloat16
 autocast, on a GPU compiled too; each with its AdamW (ours: as `vitkit train` builds it). In bfloat16 also with
 activations computed again (`--checkpointing`, and timm's own) and without half of the patches (`--patch-dropout`).
-Beside them the share of the ceiling: a step is counted as three forward passes, whose matrix products alone are timed
-in the same rounds. Then the memory of each, in a process of its own: the peak above what was held with the images and
-before the model. On a GPU by its allocator, and by default B/16 and L/16 at batch 256.
+Then the memory of each, in a process of its own: the peak above what was held with the images and before the model. On
+a GPU by its allocator, and by default B/16 and L/16 at batch 256.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tables import RESULTS, result_path, show, write_table
 from torch import Tensor, nn
 
 from vitkit.model import config_for
-from vitkit.profiling import Ceiling, interleave, random_model, stopwatch_for
+from vitkit.profiling import interleave, random_model, stopwatch_for
 from vitkit.training import Recipe, build_optimizer, checkpoint_every, drop_patches
 
 Work = Callable[[], None]
@@ -104,12 +103,10 @@ def measure_speed(label: str, name: str, batch: int, rounds: int, device: torch.
     x, y = images_of(name, batch, device)
     all_ways = ways(device)
     works: dict[str, Callable[[], object]] = {way.name: step_of(way, name, x, y) for way in all_ways}
-    ceilings = {own: Ceiling(config_for(name), batch, own, device) for own in ("float32", "bfloat16")}
-    works |= {f"ceiling {precision}": ceiling for precision, ceiling in ceilings.items()}
     times = interleave(works, rounds, stopwatch=stopwatch_for(device))
     rows = []
     for way in all_ways:
-        own, top = times[way.name], times[f"ceiling {way.precision}"]
+        own = times[way.name]
         rate = own.rate(batch)
         rows.append(
             {
@@ -121,7 +118,6 @@ def measure_speed(label: str, name: str, batch: int, rounds: int, device: torch.
                 "images_per_s_q3": round(rate.high, 2),
                 "times_timm_float32": round(own.speedup_over(times[BASE]).median, 3),
                 "times_timm_same_precision": round(own.speedup_over(times[f"timm {way.precision}"]).median, 3),
-                "share_of_ceiling": round(3 * own.speedup_over(top).median, 3),
                 "rounds": rounds,
             }
         )

@@ -6,7 +6,7 @@ FOLDER has what the five models of `unknown.py` make of their photographs. For e
 photographs of the four known classes are divided at random, 200 times, into 240 photographs of the past and the others,
 of today. Columns, as fractions of these divisions:
 
-    same        alarms although nothing differs, which `--level 0.05` promises in at most 0.05
+    same        alarms although nothing differs, which the level of 0.05 promises in at most 0.05
     doubled     alarms if one class is twice as frequent today, by leaving out half of the other classes
     unseen      alarms if one in ten photographs of today shows the class that was left out
     by ...      alarms of each test alone, without adjustment, if nothing differs

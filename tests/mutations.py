@@ -1,8 +1,6 @@
-"""Damage to files, drawn by a seed: values of another type or size, cells, keys, bytes."""
+"""Values of another type or size, and damage to the bytes of files, drawn by a seed."""
 
-import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 ODD: tuple[Any, ...] = (
@@ -11,60 +9,6 @@ ODD: tuple[Any, ...] = (
     *("/etc/passwd", "__import__('os')", "torch.ops.aten.load.default"),
     *([], [None], [[]], [4_000_000_000, 4_000_000_000], ["a", "a"], [0.5], ["x"] * 3, {}, {"a": 1}, {"": None}),
 )
-_PIECES = ("", '"', ",", ";", "\n", "=", "[", "]", "'", "9" * 5000, "\x00", "\r", "é")
-DEEP = "[" * 100_000 + "]" * 100_000
-
-
-def _places(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every path into a JSON value."""
-    if here:
-        yield here
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from _places(item, (*here, key))
-
-
-def mutate_value(value: Any, rng: random.Random) -> Any:
-    """A copy with one to three places changed: another value, gone, doubled, or under another key."""
-    value = json.loads(json.dumps(value))
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        places = list(_places(value))
-        if not places:
-            return rng.choice(ODD)
-        *above, key = rng.choice(places)
-        parent = value
-        for step in above:
-            parent = parent[step]
-        what = rng.randrange(6)
-        if what == 0:
-            del parent[key]
-        elif what == 1 and isinstance(parent, list):
-            parent.insert(key, parent[key])
-        elif what == 1:
-            parent[f"{key}_"] = parent.pop(key)
-        else:
-            parent[key] = rng.choice(ODD)
-    return value
-
-
-def mutate_json(text: str, rng: random.Random) -> str:
-    """JSON text of a changed value, or at times text that is damaged, or nested too deeply."""
-    what = rng.randrange(20)
-    if what == 0:
-        return DEEP
-    if what == 1:
-        return mutate_text(text, rng)
-    return json.dumps(mutate_value(json.loads(text), rng))
-
-
-def mutate_text(text: str, rng: random.Random) -> str:
-    """Text with characters changed, cut out or doubled."""
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        start = rng.randrange(len(text) + 1)
-        end = min(len(text), start + rng.choice((0, 1, 1, 5, 50)))
-        piece = rng.choice((*_PIECES, text[start:end] * 2))
-        text = text[:start] + piece + text[end:]
-    return text
 
 
 def mutate_bytes(content: bytes, rng: random.Random) -> bytes:

@@ -146,6 +146,21 @@ def shared_run() -> Path:
     return once("run", lambda place: train(quick(shared_photos()), place))
 
 
+def shared_run_with_mistakes() -> Path:
+    """A run on noisy colours, some of whose labels are wrong, with 36 validation and 36 test images."""
+
+    def make(root: Path) -> None:
+        photographs = photos(root / "photos", images=48, noise=90)
+        for i in range(0, 48, 6):  # so that no model is always right
+            one, other = photographs / "red" / f"img{i + 1}.png", photographs / "blue" / f"img{i + 1}.png"
+            one.rename(root / "swapped.png")
+            other.rename(one)
+            (root / "swapped.png").rename(other)
+        train(quick(photographs, split=(0.5, 0.25, 0.25), epochs=4), root / "run")
+
+    return once("run with wrong labels", make) / "run"
+
+
 def shared_start() -> Path:
     """A run on other photographs, whose weights others begin with."""
     return once("begun", begun) / "start"

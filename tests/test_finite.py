@@ -64,7 +64,7 @@ def test_an_answer_that_is_not_finite_is_an_error(picture: Path, thresholds: Any
         assert (found.label, found.confidence, found.ranking, found.error) == (None, None, (), NOT_FINITE)
 
 
-@pytest.mark.parametrize("backend", ["eager bfloat16", "openvino float32", "onnx float32"])
+@pytest.mark.parametrize("backend", ["eager bfloat16", "openvino float32"])
 def test_an_answer_of_another_backend_that_is_not_finite_is_an_error(picture: Path, backend: str) -> None:
     one = classifier("head.weight").use(*backend.split())
     assert [found.error for found in one.predict([picture] * 3)] == [NOT_FINITE] * 3

@@ -141,17 +141,13 @@ class Classifier:
             raise _invalid("class names must be different")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
             raise _invalid(f"temperature must be above 0 and finite, not {self.temperature!r:.80}")
-        if self.thresholds is not None and not self._has_valid_thresholds():
+        thresholds: Any = self.thresholds
+        is_list = isinstance(thresholds, (list, tuple)) and len(thresholds) == len(self.classes)
+        if thresholds is not None and not (is_list and all(is_number(t) and 0 <= t <= 1 for t in thresholds)):
             raise _invalid(
                 f"thresholds must be a list of {len(self.classes)} numbers from 0 to 1, not {self.thresholds!r:.80}"
             )
         self.model.eval()
-
-    def _has_valid_thresholds(self) -> bool:
-        values = self.thresholds
-        if not isinstance(values, (list, tuple)) or len(values) != len(self.classes):
-            return False
-        return all(is_number(value) and 0 <= value <= 1 for value in values)
 
     # The following methods are the public functions of these names, so that the core does not depend on the verbs.
 
@@ -160,12 +156,7 @@ class Classifier:
         """Open a model folder, a checkpoint or published weights; the arguments are those of `vitkit.load`."""
         return vitkit.load(source, **options)
 
-    def fit(
-        self,
-        data: str | Path | vitkit.Datasets,
-        recipe: str | Path | vitkit.Recipe | None = None,
-        out: str | Path | None = None,
-    ) -> Classifier:
+    def fit(self, data: str | Path | vitkit.Datasets, recipe: vitkit.Recipe | None = None) -> Classifier:
         """Train from the weights that this classifier was opened from, and return the trained classifier.
 
         Its run folder, with the report, is `classifier.report.source`. `vitkit.train` has further arguments.
@@ -177,8 +168,7 @@ class Classifier:
 
         Args:
             data: a folder of class folders, a name such as digits, or datasets in memory.
-            recipe: the recipe, or its file; unset fields are chosen for the data.
-            out: the run folder; by default the next free runs/NAME-N.
+            recipe: the recipe; unset fields are chosen for the data.
 
         Raises:
             VitkitError: this classifier was not opened from weights, or the training is not possible.
@@ -186,13 +176,11 @@ class Classifier:
         if self.report is None:
             message = "this classifier was not opened from weights: save it to a folder, and open that"
             raise VitkitError("classifier.source-missing", message)
-        if not isinstance(recipe, vitkit.Recipe):
-            recipe = vitkit.Recipe() if recipe is None else vitkit.Recipe.load(recipe)
-        return vitkit.train(data, recipe.replace(weights=self.report.source), out=out).classifier
+        return vitkit.train(data, (recipe or vitkit.Recipe()).replace(weights=self.report.source)).classifier
 
-    def evaluate(self, data: str | Path, labels: str | Path | None = None) -> vitkit.EvaluationResult:
+    def evaluate(self, data: str | Path) -> vitkit.EvaluationResult:
         """Evaluate this classifier on labelled images; `vitkit.evaluate` has further arguments."""
-        return vitkit.evaluate(self, data, labels=labels)
+        return vitkit.evaluate(self, data)
 
     def export(self, out: str | Path) -> vitkit.Result:
         """Write a file for another runtime, and compare it; `vitkit.export` has further arguments."""

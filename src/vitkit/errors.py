@@ -48,7 +48,6 @@ class ShortageError(VitkitError):
     """The machine currently has too little free memory or too many open files. The request itself is valid."""
 
 
-_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -58,11 +57,6 @@ def is_memory_short(error: BaseException) -> bool:
         return True
     # Libraries also raise general exceptions, which only the text of the message distinguishes from others.
     return isinstance(error, (RuntimeError, OSError)) and any(text in str(error).lower() for text in _OUT_OF_MEMORY)
-
-
-def are_files_short(error: BaseException) -> bool:
-    """Return whether an error means that this process or the machine has too many open files."""
-    return isinstance(error, OSError) and error.errno in _TOO_MANY_FILES
 
 
 class UnansweredError(VitkitError):

@@ -93,7 +93,10 @@ def read_description(folder: Path) -> dict[str, Any]:
         description = _parse(folder / name)
         if description.get("weights_sha256") == weights_hash:
             return description
-    raise _damaged(f"{weights} is damaged: its content does not match {DESCRIPTION}: restore it or train again")
+    raise VitkitError(
+        "model.folder-damaged",
+        f"{weights} is damaged: its content does not match {DESCRIPTION}: restore it or train again",
+    )
 
 
 def version_of(folder: Path) -> str:
@@ -101,18 +104,28 @@ def version_of(folder: Path) -> str:
     return str(_parse(folder / DESCRIPTION).get("vitkit_version", ""))
 
 
-def read_record(folder: Path, description: Mapping[str, Any]) -> bytes | None:
-    """Read the record of training images that belongs to the weights, or return None, as `read_trust` does."""
-    return _read_checked(folder, RECORD, description)
+def read_optional(folder: Path, name: str, description: Mapping[str, Any]) -> bytes | None:
+    """Read the record of training images (`RECORD`) or the predictions of held-out images (`TRUST`).
 
-
-def read_trust(folder: Path, description: Mapping[str, Any]) -> bytes | None:
-    """Read the predictions of held-out images that belong to the weights; None if the model was saved without them.
+    The result is None if the model was saved without them.
 
     Raises:
         VitkitError: the file is missing, or its content does not match the hash in `model.json`.
     """
-    return _read_checked(folder, TRUST, description)
+    expected = description.get(_HASH_KEYS[name])
+    if expected is None:
+        return None
+    for file in (folder / name, _next_path(folder, name)):
+        with suppress(FileNotFoundError):
+            data = file.read_bytes() if file.is_file() else b""
+            if hashlib.sha256(data).hexdigest() == expected:
+                return data
+    state = "is damaged" if (folder / name).is_file() else "is gone"
+    raise VitkitError(
+        "model.folder-damaged",
+        f"{folder / name} {state}: it {_DESCRIPTIONS[name]}; restore it, or remove {_HASH_KEYS[name]} "
+        f"from {DESCRIPTION} to use the model without it",
+    )
 
 
 def unfinished_notes(folder: Path) -> tuple[str, ...]:
@@ -129,23 +142,6 @@ def unfinished_notes(folder: Path) -> tuple[str, ...]:
         return ()
     kept = "this is the model that it saved last, without a report"
     return (f"the training in {folder} has not finished: {kept}; continue it with {resume_command(folder)}",)
-
-
-def _read_checked(folder: Path, name: str, description: Mapping[str, Any]) -> bytes | None:
-    """Read an optional file that matches its hash in the description; None if the description has no hash of it."""
-    expected = description.get(_HASH_KEYS[name])
-    if expected is None:
-        return None
-    for file in (folder / name, _next_path(folder, name)):
-        with suppress(FileNotFoundError):
-            data = file.read_bytes() if file.is_file() else b""
-            if hashlib.sha256(data).hexdigest() == expected:
-                return data
-    state = "is damaged" if (folder / name).is_file() else "is gone"
-    raise _damaged(
-        f"{folder / name} {state}: it {_DESCRIPTIONS[name]}; restore it, or remove {_HASH_KEYS[name]} "
-        f"from {DESCRIPTION} to use the model without it"
-    )
 
 
 def _next_path(folder: Path, name: str) -> Path:
@@ -186,18 +182,14 @@ def _delete_next(folder: Path) -> None:
         _next_path(folder, name).unlink(missing_ok=True)
 
 
-def _damaged(message: str) -> VitkitError:
-    return VitkitError("model.folder-damaged", message)
-
-
 def _parse(path: Path) -> dict[str, Any]:
     try:
         description = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise _damaged(f"{path} is damaged: {error}; restore it or train again") from error
+        raise VitkitError("model.folder-damaged", f"{path} is damaged: {error}; restore it or train again") from error
     version = description.get("format_version") if isinstance(description, dict) else None
     if not isinstance(version, int):
-        raise _damaged(f"{path} is not a vitkit model description: it has no format_version")
+        raise VitkitError("model.folder-damaged", f"{path} is not a vitkit model description: it has no format_version")
     if version > FORMAT_VERSION:
         message = f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit"
         raise VitkitError("model.version-newer", message)
@@ -219,22 +211,14 @@ def read_class_indices(weights: Path, count: int) -> tuple[tuple[str, ...] | Non
     if not path.is_file():
         return None, None
     try:
-        numbered = numbered_names(from_json(path.read_bytes()))
+        mapping = from_json(path.read_bytes())
+        by_number = {int(key): name for key, name in mapping.items() if isinstance(name, str)}
+        by_number = by_number or {number: name for name, number in mapping.items() if type(number) is int}
+        if sorted(by_number) != list(range(len(mapping))):
+            raise ValueError("expected each number from 0 on exactly once")
     except (ValueError, TypeError, AttributeError, OSError) as error:
         return None, f"{path} was ignored: it has no name for each class number ({error})"
-    if len(numbered) != count:
-        return None, f"{path} was ignored: it has {len(numbered)} names for {count} classes"
-    return numbered, f"the class names are those of {CLASS_INDICES} next to the weights"
-
-
-def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
-    """Return the class names of a class_indices.json in the order of their numbers.
-
-    Raises:
-        ValueError: the numbers are not 0, 1, 2, ... without gaps or repetitions.
-    """
-    by_number = {int(key): name for key, name in mapping.items() if isinstance(name, str)}
-    by_number = by_number or {number: name for name, number in mapping.items() if type(number) is int}
-    if sorted(by_number) != list(range(len(mapping))):
-        raise ValueError("expected each number from 0 on exactly once")
-    return tuple(by_number[number] for number in range(len(mapping)))
+    if len(by_number) != count:
+        return None, f"{path} was ignored: it has {len(by_number)} names for {count} classes"
+    names = tuple(by_number[number] for number in range(count))
+    return names, f"the class names are those of {CLASS_INDICES} next to the weights"

@@ -2,15 +2,11 @@
 
 import csv
 import io
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
@@ -20,7 +16,7 @@ import vitkit
 from refusals import refused
 from vitkit.model.build import build, config_of
 from vitkit.verbs.models import count_parameters
-from vitkit.verbs.result import csv_table, latex_table, latex_text
+from vitkit.verbs.result import csv_table
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +44,13 @@ QUICK = vitkit.Recipe(epochs=1, workers=0, image_size=16, model_fields=runs.SIZE
 LAB = {"Patch filters": "left", "Position embeddings": "centre", "Attention distance": "right"}
 
 
-def test_a_table_has_the_same_keys_in_each_row_and_is_set_by_latex(results: dict[str, Any]) -> None:
+def test_a_table_has_the_same_keys_in_each_row(results: dict[str, Any]) -> None:
     for name, result in results.items():
         rows = result.rows()
         assert rows and {tuple(row) for row in rows} == {tuple(rows[0])}, name
-        lines = result.to_latex(caption="Results of 5 % & more", label="tab:results").splitlines()
-        set_rows = [line for line in lines if line.endswith(r"\\")]
-        assert len(set_rows) == len(rows) + 1
-        assert all(len(re.split(r"(?<!\\)&", line)) == len(rows[0]) for line in set_rows), name
-        assert r"\caption{Results of 5 \% \& more}" in lines and r"\label{tab:results}" in lines
 
 
-def test_the_tables_say_what_the_results_say(
-    results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tables_say_what_the_results_say(results: dict[str, Any], tmp_path: Path) -> None:
     epochs = results["training"].rows()
     assert [row["epoch"] for row in epochs] == [0, 1]
     assert {"train_acc", "val_acc"} <= epochs[0].keys()
@@ -74,19 +63,12 @@ def test_the_tables_say_what_the_results_say(
     losses = [row["train_loss"] for row in results["pretraining"].rows()]
     assert len(losses) == 2 and losses == [row["train_loss"] for row in results["pretraining"].metrics]
     assert [(row["batch"], row["precision"]) for row in results["speed"].rows()] == [(1, "float32")]
-    tex = results["comparison"].save(tmp_path / "comparison.tex").read_text(encoding="utf-8")
-    assert tex == results["comparison"].to_latex()
     with results["evaluation"].save(tmp_path / "classes.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["class"] for row in rows] == [row["class"] for row in results["evaluation"].rows()]
     assert [float(row["recall"]) for row in rows] == [row["recall"] for row in results["evaluation"].rows()]
     best = results["comparison"].rows()[0]
     assert best["low"] <= best["accuracy"] <= best["high"]
-    frame = results["comparison"].to_pandas()
-    assert list(frame["name"]) == [model["name"] for model in results["comparison"].models]
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with refused("verbs.package-missing", "pip install pandas"):
-        results["evaluation"].to_pandas()
     with refused("verbs.table-missing", "export"):
         vitkit.Result("export", ["a line"], {}).rows()
 
@@ -154,33 +136,8 @@ def test_what_cannot_be_saved_is_refused_and_nothing_is_written(results: dict[st
     assert list(tmp_path.iterdir()) == []
 
 
-def unescaped(text: str) -> str:
-    """What LaTeX prints for text that `latex_text` wrote."""
-    words = {"asciitilde": "~", "asciicircum": "^", "backslash": "\\", "less": "<", "greater": ">", "bar": "|"}
-    words["quotedbl"] = '"'
-    return re.sub(r"\\text(\w+)\{\}|\\(.)", lambda match: words[match[1]] if match[1] else match[2], text)
-
-
-@settings(max_examples=50)
-@given(st.text())
-def test_text_is_set_as_it_is(text: str) -> None:
-    written = latex_text(text)
-    assert unescaped(written) == " ".join(text.split())
-    assert not re.search(r"(?<!\\)[&%$#_]", written)
-
-
-def test_cells_of_all_kinds() -> None:
-    rows = [
-        {"name": "a_b", "part": 0.123456, "n": 1000, "none": None},
-        {"name": "50 %", "part": float("nan"), "n": 2, "none": [1, "x"]},
-    ]
-    table = latex_table(rows)
-    assert table.startswith(r"\begin{tabular}{lrrl}")
-    for line in (r"name & part & n & none \\", r"a\_b & 0.1235 & 1000 &  \\", r"50 \% &  & 2 & 1, x \\"):
-        assert line in table.splitlines()
-    argument = latex_table([{"[n": "[x]"}, {"[n": "*"}])
-    assert r"{}[x] \\" in argument and r"{}* \\" in argument, "no argument of the row before"
-    assert csv_table([{"class": "=1+1", "n": -1}]) == "class,n\r\n'=1+1,-1\r\n", "no formula"
+def test_text_is_no_formula() -> None:
+    assert csv_table([{"class": "=1+1", "n": -1}]) == "class,n\r\n'=1+1,-1\r\n"
 
 
 @pytest.mark.accept

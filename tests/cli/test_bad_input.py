@@ -10,7 +10,6 @@ import photos as pictures
 import runs
 from refusals import refused
 from vitkit.cli import main
-from vitkit.cli.app import FLAGS_OF_COMMANDS
 from vitkit.training.stages import fit
 
 
@@ -137,16 +136,14 @@ def test_debug_lets_the_error_through(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "advice"),
+    ("command", "field"),
     [
-        ("compare photos --models a,b --epochs 3", "use --set epochs=VALUE"),
-        ("lab position --no-hflip", "use --set hflip=false"),
-        ("pretrain photos --batch-size 8", "use --set batch_size=VALUE"),
-        ("train photos --beta2 0.9", "use --set beta2=VALUE"),
-        ("predict model x.png --workers 1", FLAGS_OF_COMMANDS["predict --workers"]),
+        ("compare photos --models a,b --epochs 3", "epochs"),
+        ("lab position --no-hflip", "hflip"),
+        ("train photos --beta2 0.9", "beta2"),
     ],
 )
-def test_a_flag_of_the_earlier_version_is_answered_with_the_new_one(vitkit: Any, command: str, advice: str) -> None:
+def test_a_field_without_a_flag_is_answered_with_set(vitkit: Any, command: str, field: str) -> None:
     outcome = vitkit(*command.split())
     flag = next(word for word in reversed(command.split()) if word.startswith("--"))
-    assert outcome.code == 2 and f"there is no option {flag}: {advice}\n" in outcome.err
+    assert outcome.code == 2 and f"there is no option {flag}: use --set {field}=VALUE\n" in outcome.err

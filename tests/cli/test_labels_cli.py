@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from vitkit.data import EXCLUDED, Edit, add_edits, split_from_file
@@ -97,7 +96,7 @@ def test_a_list_away_from_its_run_is_refused(vitkit: Any, suspected: Path, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_doctor_eval_and_embed_read_a_label_file(vitkit: Any, data: Path, tmp_path: Path, trained: Path) -> None:
+def test_doctor_and_eval_read_a_label_file(vitkit: Any, data: Path, tmp_path: Path, trained: Path) -> None:
     file = tmp_path / "labels.csv"
     add_edits(file, [Edit("red/img1.png", EXCLUDED), Edit("red/img2.png", "pink"), Edit("red/none.png", "pink")])
     outcome = vitkit("doctor", data, "--labels", file)
@@ -112,15 +111,3 @@ def test_doctor_eval_and_embed_read_a_label_file(vitkit: Any, data: Path, tmp_pa
     assert json.loads(outcome.out)["images"] == len(held) - 1
     assert "note: held.csv: 1 picture left out" in outcome.err
     vitkit("eval", trained, "--labels", tmp_path / "none.csv").refused("data.labels-unreadable", "none.csv")
-    file = tmp_path / "red.csv"
-    add_edits(file, [Edit("img1.png", EXCLUDED), Edit(str(data / "red" / "img2.png"), "pink"), Edit("none.png", "x")])
-    out = tmp_path / "features.npz"
-    outcome = vitkit("embed", trained, data / "red", "--labels", file, "-o", out)
-    assert outcome.code == 0
-    assert "match none of these images: none.png" in outcome.err
-    with np.load(out) as found:
-        labels = dict(zip(found["paths"].tolist(), found["labels"].tolist(), strict=True))
-        assert len(found["features"]) == 11
-    assert str(data / "red" / "img1.png") not in labels
-    assert labels.pop(str(data / "red" / "img2.png")) == "pink"
-    assert set(labels.values()) == {""}

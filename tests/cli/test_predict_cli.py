@@ -10,14 +10,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from PIL import Image
 
 import photos as pictures
 import runs
@@ -27,7 +24,6 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, find_images
 from vitkit.errors import Interrupted
-from vitkit.reporting import plots
 from vitkit.text import restored
 from vitkit.verbs.predict import predict
 from vitkit.weights import load
@@ -340,9 +336,7 @@ def precious(trained: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
     shutil.copytree(data, folder / "photos")
     (folder / "folder.csv").mkdir()
     (folder / "link").symlink_to("photos/blue", target_is_directory=True)
-    (folder / "drawn").mkdir()
-    for name in ("thesis.csv", "drawn/thesis.txt"):
-        (folder / name).write_text("precious")
+    (folder / "thesis.csv").write_text("precious")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         predict(str(trained), ["photos"], out=Path("done.csv"))
@@ -362,8 +356,6 @@ def precious(trained: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
         ("-o photos/out.csv", "verbs.out-in-source", "photos/out.csv"),
         ("-o link/out.csv", "verbs.out-in-source", "link/out.csv"),
         ("-o folder.csv --force", "verbs.out-kind", "folder.csv"),
-        ("--pictures photos/drawn", "verbs.out-in-source", "--pictures"),
-        ("--pictures drawn", "verbs.out-not-empty", "drawn"),
         ("--reject 1.5", "text.value-outside", "--reject"),
     ],
 )
@@ -388,95 +380,7 @@ def test_strange_names_go_through_a_pipe_and_a_resume(vitkit: Any, trained: Path
     last = b"5 images (2 unreadable), eager, float32\n3 answered, 2 to look at.\n"
     assert (done.returncode, done.stderr) == (1, last)
     assert done.stdout == cut_short(vitkit, trained, "odd", rows=2)
-    assert vitkit("predict", trained, "odd", "-o", "out.csv", "--resume", "--pictures", "drawn").code == 1
+    assert vitkit("predict", trained, "odd", "-o", "out.csv", "--resume").code == 1
     assert done.stdout == Path("out.csv").read_bytes()
-    assert drawn("drawn") == sorted(f"{name}.png" for name in names)
     rows = csv.reader(io.StringIO(os.fsdecode(done.stdout), newline=""))
     assert {restored(row[0]) for row in rows} == {"path", *map(str, Path("odd").iterdir())}
-
-
-@pytest.fixture
-def titles(drawn_pictures: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The title of each picture, as it is drawn."""
-    seen: dict[str, str] = {}
-
-    def spy(figure: Figure, path: Path) -> None:
-        seen[path.as_posix()] = figure.texts[0].get_text()
-        original(figure, path)
-
-    original: Callable[[Figure, Path], None] = plots.save_figure
-    monkeypatch.setattr(plots, "save_figure", spy)
-    return seen
-
-
-def drawn(folder: str) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
-
-
-def test_each_readable_image_has_its_picture(vitkit: Any, trained: Path, here: Path, titles: dict[str, str]) -> None:
-    for path in here.glob("photos/*/img?*.png"):
-        if path.stem != "img1":
-            path.unlink()
-    shutil.copy("odd/text.jpg", "photos/red/text.jpg")
-    before = pictures.fingerprint(here / "photos")
-    outcome = vitkit("predict", trained, "photos", "--pictures", "deep/drawn", "-o", "out.csv")
-    assert outcome.code == 1
-    names = [f"{colour}/img1.png.png" for colour in ("blue", "green", "red")]
-    assert drawn("deep/drawn") == sorted(names)
-    assert titles == {
-        f"deep/drawn/{path.removeprefix('photos/')}.png": f"class: {label}   probability: {confidence:.3f}"
-        for path, confidence, label in read(here / "out.csv")
-        if label
-    }
-    assert pictures.fingerprint(here / "photos") == before
-    with Image.open("deep/drawn/red/img1.png.png") as picture:
-        assert picture.format == "PNG"
-        pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    with Image.open("photos/red/img1.png") as photograph:
-        colours = {tuple(pixel) for pixel in np.asarray(photograph).reshape(-1, 3).tolist()}
-    assert colours <= {tuple(pixel) for pixel in pixels.tolist()}, "every pixel of the photograph is to be seen"
-
-
-def test_equal_names_do_not_meet(vitkit: Any, trained: Path, here: Path) -> None:
-    for colour in ("blue", "green", "red"):
-        for path in sorted((here / "photos" / colour).iterdir())[1:]:
-            path.unlink()
-    assert vitkit("predict", trained, "photos/red/", "photos/blue/img1.png", "--pictures", "drawn").code == 0
-    assert drawn("drawn") == ["blue/img1.png.png", "red/img1.png.png"]
-    assert vitkit("predict", trained, "photos/red", "--pictures", "other").code == 0
-    assert drawn("other") == ["img1.png.png"]
-
-
-def test_a_photograph_is_drawn_upright_and_not_too_large(
-    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn_of: list[Image.Image] = []
-    original = plots.classified
-
-    def spy(picture: Image.Image, *arguments: Any, **named: Any) -> Figure:
-        drawn_of.append(picture)
-        return original(picture, *arguments, **named)
-
-    monkeypatch.setattr(plots, "classified", spy)
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    pictures.save(pictures.smooth(2400, 1200), here / "wide" / "turned.jpg", exif=turned)
-    assert vitkit("predict", trained, "wide", "--pictures", "drawn").code == 0
-    expected = np.asarray(pictures.smooth(2400, 1200).rotate(-90, expand=True).resize((512, 1024)), dtype=float)
-    assert np.abs(np.asarray(drawn_of[0].convert("RGB")) - expected).mean() < 3
-
-
-def test_resume_draws_what_has_no_picture(
-    vitkit: Any, trained: Path, here: Path, titles: dict[str, str], computed: list[str]
-) -> None:
-    for path in [*here.glob("photos/red/img[4-9].png"), *here.glob("photos/red/img1?.png")]:
-        path.unlink()
-    cut_short(vitkit, trained, "photos/red", "odd", "--pictures", "drawn", rows=3)
-    for path in sorted(Path("drawn").rglob("*.png"))[1:]:
-        path.unlink()
-    titles.clear()
-    outcome = vitkit("predict", trained, "photos/red", "odd", "--pictures", "drawn", "-o", "out.csv", "--resume")
-    assert outcome.code == 1
-    assert len(drawn("drawn")) == 3
-    assert len(titles) >= 2
-    assert read(here / "out.csv")[0][2] == "red"

@@ -12,8 +12,6 @@ from photos import noise, save
 from refusals import refused
 from vitkit.data import SearchLog, examine, find_images, read_source
 from vitkit.errors import VitkitError
-from vitkit.reporting import Album
-from vitkit.system import replacing
 
 Closing = Callable[..., None]
 
@@ -129,12 +127,3 @@ def test_a_stray_quote_in_a_csv_never_loses_a_row(tmp_path: Path, row: int, plac
         assert place == "end"
     file.write_text('path,label,note\na.png,cat,"a line,\nand another, with commas"\n"b\nc.png",dog,\n')
     assert read_source(file).paths == ("a.png", "b\nc.png"), "a note of several lines is no stray quote"
-
-
-def test_names_of_any_length_find_room(tmp_path: Path) -> None:
-    names = [f"/photos/{name}.png" for name in ("n" * 250, "n" * 249 + "m", "ü" * 125)]
-    place = Album(tmp_path, [], names).place
-    for name in names:
-        with replacing(place(name)) as temporary:
-            temporary.touch()
-    assert sorted(tmp_path.iterdir()) == sorted(map(place, names)) and len(set(map(place, names))) == 3

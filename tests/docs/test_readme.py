@@ -25,7 +25,6 @@ import typer
 
 import warm
 from once import once
-from vitkit.cli import function_of
 from vitkit.cli.app import VERBS
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +60,7 @@ def blocks(page: str) -> list[Block]:
 def known_flags(verb: str) -> set[str]:
     """The ways to write each flag of a verb."""
     found = {"-h", "--help", "--debug"}
-    for parameter in inspect.signature(function_of(verb), eval_str=True).parameters.values():
+    for parameter in inspect.signature(VERBS[verb].function(), eval_str=True).parameters.values():
         info = get_args(parameter.annotation)[1]
         if isinstance(info, typer.models.OptionInfo):
             written = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str)]

@@ -100,8 +100,6 @@ def test_what_cannot_be_written_or_would_write_over_a_file_of_the_user_is_refuse
     for options in ({"out": "a.html"}, {"out": "a.coreml"}, {"out": "a.onnx", "precision": "int8"}):
         with refused("verbs.option-conflict"):
             vitkit.export(classifier(), with_preprocess=True, **options)
-    with refused("verbs.option-conflict"):
-        vitkit.export(classifier(), out="a.tensorrt", dynamic_batch=False)
     with refused("exporting.precision-unsupported"):
         vitkit.export(classifier(), out="a.tensorrt", precision="float16")
     (tmp_path / "a.pte.json").write_text("mine")

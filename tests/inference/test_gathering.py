@@ -221,9 +221,7 @@ def test_what_is_no_file_of_rows_is_refused_and_kept(tmp_path: Path, suffix: str
 
 def test_a_class_of_probability_zero_stays_among_the_first() -> None:
     form = Csv(Columns(top=3))
-    cells = {"path": "1.png", "label": "a", "confidence": 1.0, "error": None}
-    cells |= {"label_2": "b", "confidence_2": 0.0, "label_3": None, "confidence_3": None}  # as in a Parquet file
-    assert form.row_of(cells).top == (("a", 1.0), ("b", 0.0))
+    assert form.decode("1.png,a,1.000000,,b,0.000000,,\n").top == (("a", 1.0), ("b", 0.0))
 
 
 def test_a_row_of_an_image_that_is_not_asked_about_is_refused(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from tiny import build, some
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model import config_for
-from vitkit.profiling import describe
 from vitkit.verbs import bench
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -27,7 +25,7 @@ MICRO = "vit_micro_patch8_16"
 __all__ = ["command"]
 
 
-def test_figures_are_of_every_backend_precision_and_batch_and_the_ceiling_of_the_models_work() -> None:
+def test_figures_are_of_every_backend_precision_and_batch() -> None:
     found = vitkit.bench(MICRO, batch_sizes=[2, 1], backends=["eager"], rounds=2)
     told = json.loads(json.dumps(found.to_dict(), default=str))
     assert (told["model"], told["rounds"], told["missing"]) == (MICRO, 2, {})
@@ -36,19 +34,16 @@ def test_figures_are_of_every_backend_precision_and_batch_and_the_ceiling_of_the
     assert asked == [("vitkit eager", precision, n) for n in (1, 2) for precision in ("float32", "bfloat16")]
     for row in told["results"]:
         assert row["images_per_s_q1"] <= row["images_per_s"] <= row["images_per_s_q3"]
-        assert row["ms_per_batch"] > 0 and row["share_of_ceiling"] > 0 and row["rounds"] == 2
+        assert row["ms_per_batch"] > 0 and row["rounds"] == 2
         assert row["compared_images"] == 16
         if row["precision"] == "float32":
             assert (row["times_eager_float32"], row["same_top1"]) == (1.0, 1.0)
             assert row["largest_difference"] < 1e-5
         else:
             assert 0 < row["largest_difference"] < 0.5
-    title, heading, *lines = found.lines()
-    assert title.startswith(f"{MICRO} on ") and sum(line.startswith("ceiling of ") for line in lines) == 4
+    title, heading, *_ = found.lines()
+    assert title.startswith(f"{MICRO} on ")
     assert heading.split() == [name for name, _ in bench.COLUMNS.values()]
-    row = told["results"][0]
-    seconds = 2 * describe(config_for(MICRO)).gmacs_executed / row["ceiling_gflops"]
-    assert row["images_per_s"] * seconds == pytest.approx(row["share_of_ceiling"], rel=0.9)  # medians of two rounds
 
 
 @pytest.mark.usefixtures("drawn_pictures")

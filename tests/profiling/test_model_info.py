@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tiny import VARIETY, images, some, tiny
 from vitkit.model import VisionTransformer, ViTConfig, config_for
-from vitkit.profiling import ModelInfo, describe, products
+from vitkit.profiling import ModelInfo, describe
 
 MORE = {
     "one layer": {"layers": 1},
@@ -52,8 +52,7 @@ def test_costs_equal_those_of_the_whole_model(config: ViTConfig) -> None:
     told = described(config)
     assert told.parameters == sum(parameter.numel() for parameter in VisionTransformer(config).parameters())
     assert round(told.gmacs * 1e9) == macs(on_meta(config, shortcut=False))
-    executed = sum(product.macs * times for product, times in products(config).items())
-    assert round(told.gmacs_executed * 1e9) == macs(on_meta(config, shortcut=True)) == executed
+    assert round(told.gmacs_executed * 1e9) == macs(on_meta(config, shortcut=True))
     assert told.weight_bytes == {"float32": 4 * told.parameters, "bfloat16": 2 * told.parameters}
     assert sum(stage.parameters * stage.times for stage in told.stages) == told.parameters
     assert sum(stage.macs * stage.times for stage in told.stages) == round(told.gmacs * 1e9)

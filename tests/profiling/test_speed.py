@@ -43,20 +43,17 @@ def test_contenders_are_compared_with_the_model_on_every_image() -> None:
     assert other.drift.largest == pytest.approx(0.5, abs=1e-5)
     assert set(sizes) == {2}  # never more at a time than asked for
     assert [len(own.timing.seconds) for own in (same, other, stranger)] == [3, 3, 3]
-    assert same.ceiling is stranger.ceiling is not other.ceiling  # one for each precision
 
 
 def test_a_row_has_the_figures_and_the_ratios_asked_for() -> None:
-    ceiling = Timing((0.5, 0.5))
     reference = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 5.0], [1.0, 0.0]])
     logits = torch.tensor([[1.0, 2.5], [3.0, 0.0], [6.0, 5.0], [1.0, -1.0]])
-    slow = Speed("slow", "float32", 8, Timing((4.0, 8.0)), ceiling, 100.0, drift_of(logits, reference))
-    fast = Speed("fast", "bfloat16", 8, Timing((1.0, 2.0)), ceiling, 200.0, None)
+    slow = Speed("slow", "float32", 8, Timing((4.0, 8.0)), drift_of(logits, reference))
+    fast = Speed("fast", "bfloat16", 8, Timing((1.0, 2.0)), None)
     found = row(fast, {"times_slow": slow, "times_absent": None})
     assert found["images_per_s"] == 6.0
     assert (found["images_per_s_q1"], found["images_per_s_q3"]) == (5.0, 7.0)
     assert (found["times_slow"], found["times_absent"]) == (4.0, None)
-    assert found["share_of_ceiling"] == 0.375
     assert (found["largest_difference"], found["same_top1"], found["rounds"]) == (None, None, 2)
     told = row(slow, {})
     assert (told["largest_difference"], told["same_top1"], slow.drift.images) == (6.0, 0.75, 4)

@@ -24,15 +24,15 @@ def healthy(tmp_path: Path) -> Path:
 
 def test_function_and_command_agree_and_count(command: Any, leaks: Path, tmp_path: Path) -> None:
     before = fingerprint(leaks)
-    found = vitkit.doctor(leaks, tmp_path / "ours.html", preprocess="fit=pad")
-    said = command("doctor", leaks, "--preprocess", "fit=pad", "-o", tmp_path / "theirs.html")
+    found = vitkit.doctor(leaks, tmp_path / "ours.html")
+    said = command("doctor", leaks, "-o", tmp_path / "theirs.html")
     assert said.out == "".join(f"{line}\n" for line in found.lines()).replace("ours.html", "theirs.html")
     assert (said.code, said.err, found.is_trustworthy) == (1, f"Next: open {tmp_path / 'theirs.html'}\n", False)
     assert said.out.splitlines()[-1].endswith(" to solve first, or results are wrong.")
     assert "train/cat/ramp.png = val/cat/ramp.jpg (near)" in said.out
     assert "train/cat/both.png = train/dog/both.png" in said.out
     assert (tmp_path / "ours.html").read_bytes() == (tmp_path / "theirs.html").read_bytes()
-    told = json.loads(command("doctor", leaks, "--preprocess", "fit=pad", "--json").out)
+    told = json.loads(command("doctor", leaks, "--json").out)
     assert told == json.loads(json.dumps(found.to_dict()))
     assert fingerprint(leaks) == before
     save(Image.new("L", (200, 100), 7), leaks / "train" / "cat" / "grey.bmp")
@@ -88,7 +88,6 @@ def leaks(tmp_path: Path) -> Path:
         ("photos -o page.txt", "verbs.out-suffix", ".html"),
         ("photos -o photos/cat/page.html", "verbs.out-in-source", "photos"),
         ("photos -o old.html", "verbs.out-exists", "--force"),
-        ("photos --preprocess fit=stretch", "text.value-wrong", "stretch"),
         ("photos --layout splits", "data.splits-missing", "photos"),
         ("list.csv --layout splits", "data.option-unsuited", "--layout splits"),
     ],

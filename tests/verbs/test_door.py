@@ -7,7 +7,6 @@ import pytest
 
 import vitkit
 import warm
-from vitkit.cli import function_of
 from vitkit.cli.app import VERBS
 from vitkit.text.arguments import hints_of
 
@@ -43,7 +42,7 @@ def test_a_verb_stays_a_function_once_all_rooms_are_loaded() -> None:
 def test_a_verb_has_the_parameters_and_defaults_of_its_command(name: str) -> None:
     flags, parameters = (
         {own.name: own.default or None for own in inspect.signature(function).parameters.values()}
-        for function in (function_of(name), getattr(vitkit, OWN_NAMES.get(name, name)))
+        for function in (VERBS[name].function(), getattr(vitkit, OWN_NAMES.get(name, name)))
     )
     own = parameters.keys() - OF_PYTHON - {"compute", "names", "pretraining", "promises"}
     assert own <= flags.keys()

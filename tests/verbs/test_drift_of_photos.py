@@ -75,8 +75,7 @@ def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: 
 
 
 def test_test_images_are_compared_with_too(tmp_path: Path, vitkit: Any) -> None:
-    data = runs.photos(tmp_path / "photos", images=30, noise=60, seed=3)
-    run = train(runs.quick(data, split=(0.4, 0.3, 0.3), epochs=1), tmp_path / "run")
+    run = runs.shared_run_with_mistakes()
     trust, evaluated = load(run).held_out, package.evaluate(run, compute=EXACT)
     assert trust is not None and trust.tests is not None
     with (run / "predictions.csv").open() as file:
@@ -120,8 +119,6 @@ def test_values_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> Non
     now = photographs(tmp_path / "now", {"red": 2}, 1)
     few = package.doctor(now, against=run)
     assert any("only large differences" in note for note in few.notes)
-    with refused("verbs.option-invalid", "level"):
-        package.doctor(now, against=run, level=1.0)
     with refused("verbs.out-in-source"):
         package.doctor(now, now / "drift.html", against=run)
     (tmp_path / "empty").mkdir()

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import inspect
+import json
 import os
 import shutil
 import subprocess
@@ -14,7 +15,6 @@ import pytest
 import runs
 import vitkit
 import warm
-from tiny import some
 
 ROOT = Path(__file__).parents[2]
 _LONG = {"PretrainingRun", "TrainingRun", "bench", "compare", "dry_run", "export", "lab", "pretrain", "train"}
@@ -73,21 +73,34 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", some((name for name in PROGRAMS if name not in _NOT_HERE), EXAMPLES.keys() - _LONG - _TEXT)
-)
-def test_an_example_runs(name: str, place: Path, tmp_path: Path) -> None:
-    for part in place.iterdir():
-        (tmp_path / part.name).symlink_to(part)
-    (tmp_path / "runs").unlink()
-    shutil.copytree(place / "runs", tmp_path / "runs")
-    if name in _TEXT:
-        import wordy
+# Each program is run in a folder of its own, in one process, which has imported already what an earlier one needed.
+_RUN = """
+import json, os, sys, types
+for folder, program in json.loads(sys.argv[1]):
+    print(folder, file=sys.stderr)
+    os.chdir(folder)
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(program, sys.modules["__main__"].__dict__)
+"""
+SLOW = _LONG | _TEXT
 
-        wordy.siglip(tmp_path / "siglip2-folder")
+
+@pytest.mark.parametrize("is_slow", [False, pytest.param(True, marks=pytest.mark.accept)])
+def test_examples_run(is_slow: bool, place: Path, tmp_path: Path) -> None:
+    programs = []
+    for name in (name for name in PROGRAMS if name not in _NOT_HERE and (name in SLOW) == is_slow):
+        folder = tmp_path / name
+        folder.mkdir()
+        for part in place.iterdir():
+            (folder / part.name).symlink_to(part)
+        (folder / "runs").unlink()
+        shutil.copytree(place / "runs", folder / "runs")
+        if name in _TEXT:
+            import wordy
+
+            wordy.siglip(folder / "siglip2-folder")
+        programs.append((str(folder), EXAMPLES[name]))
     environment = os.environ | {"VITKIT_OFFLINE": "1", "BLANK_PICTURES": "1"}
-    done = subprocess.run(
-        [warm.python(), "-c", EXAMPLES[name]],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    command = [warm.python(), "-c", _RUN, json.dumps(programs)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr

@@ -111,9 +111,8 @@ def test_what_is_there_is_kept_unless_forced(command: Any, model: Path, photogra
     before = fingerprint(out)
     command(*arguments, "--method", "raw").refused("verbs.out-not-empty", "--force")
     assert fingerprint(out) == before
-    assert command(*arguments, "--method", "all", "--force").code == 0
-    drawn = {path.name for path in (out / "images" / "same.png").iterdir()}
-    assert drawn >= {"methods.png", "raw.png", "heads.png", "gradient.png"}
+    assert command(*arguments, "--method", "raw", "--force").code == 0
+    assert (out / "images" / "same.png" / "raw.png").is_file()
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ __all__ = ["command"]
 
 
 def test_function_and_command_agree(command: Any, classifier_folder: Path, tmp_path: Path) -> None:
-    found = vitkit.export(classifier_folder, out=tmp_path / "ours.xml", image_size=(16, 12), dynamic_batch=False)
-    flags = ("--image-size", "16,12", "--no-dynamic-batch", "--json")
+    found = vitkit.export(classifier_folder, out=tmp_path / "ours.xml", image_size=(16, 12))
+    flags = ("--image-size", "16,12", "--json")
     said = command("export", classifier_folder, "-o", tmp_path / "theirs.xml", *flags)
     told, figures = json.loads(said.out), found.to_dict()
     assert (said.code, told.keys()) == (0, figures.keys())
     for name in told.keys() - {"file", "seconds", "images_per_s"}:
         assert told[name] == figures[name], name
-    assert (found.to, found.image_size, found.batch) == ("openvino", (16, 12), 1)
+    assert (found.to, found.image_size, found.batch) == ("openvino", (16, 12), None)
     assert "synthetic images (no photographs were named)" in found.compared_on
     assert "OpenVINO, float32: max |Δlogit|" in found._repr_html_()
     assert (tmp_path / "ours.xml").read_bytes() == (tmp_path / "theirs.xml").read_bytes()

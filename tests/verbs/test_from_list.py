@@ -1,28 +1,18 @@
-"""`vitkit predict MODEL @FILE`, and Parquet."""
+"""`vitkit predict MODEL @FILE`."""
 
-import csv
-import io
 import os
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 import photos
-import runs
 import vitkit as package
-import warm
 from afar import served
-from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.data.remote import _filesystem_of
-from vitkit.text import restored
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9.png")
 
@@ -51,52 +41,6 @@ def test_each_line_is_a_row_in_its_order(here: Path) -> None:
     assert all(row.confidence == pytest.approx(by_path[row.path], abs=1e-6) for row in rows if row.error is None)
 
 
-def test_standard_input(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = b"photos/a.png\nphotos/with space.png\n"
-    Path("list.txt").write_bytes(text)
-    exact = ("--precision", "float32")  # in bfloat16, batches of one and of two images are rounded differently
-    written = vitkit("predict", "model", "@list.txt", *exact).out
-    for flags in ((), ("-o", "rows.csv"), ("-o", "rows.csv", "--force", "--shard", "1/1")):
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
-        outcome = vitkit("predict", "model", "@-", *exact, *flags)
-        assert outcome.code == 0 and written == (Path("rows.csv").read_text() if flags else outcome.out)
-
-
-@pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_each_line_of_standard_input_is_answered_before_the_next(here: Path, flags: tuple[str, ...]) -> None:
-    command = [warm.vitkit(), "predict", "model", "@-", *flags]
-    with subprocess.Popen(command, env=runs.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        assert program.stdin is not None and program.stdout is not None
-        for number, path in enumerate(("photos/a.png", "photos/nowhere.png", "photos/with space.png")):
-            program.stdin.write(f"{path}\n".encode())
-            program.stdin.flush()
-            if number == 0 and not flags:
-                assert program.stdout.readline().startswith(b"path,label,confidence")
-            assert path.encode() in program.stdout.readline()
-        program.stdin.close()
-        assert program.stdout.read() == b""
-    assert program.returncode == 1  # one of them is nowhere
-
-
-def test_a_picture_may_come_from_standard_input(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answers(content: bytes | None, *flags: str) -> Any:
-        monkeypatch.setattr(sys, "stdin", None if content is None else SimpleNamespace(buffer=io.BytesIO(content)))
-        return vitkit("predict", "model", *flags)
-
-    content = Path("photos/a.png").read_bytes()
-    expected = vitkit("predict", "model", "photos/a.png").out
-    assert answers(content, "-").out == expected.replace("photos/a.png", "standard input")
-    assert answers(content, "-", "-o", "rows.csv").code == 0
-    assert Path("rows.csv").read_text() == expected.replace("photos/a.png", "standard input")
-    damaged = answers(b"not a picture", "-")
-    assert (damaged.code, "\nstandard input,,,not an image" in damaged.out) == (1, True)
-    answers(b"", "-").refused("verbs.input-empty")
-    for source in ("-", "@-"):
-        answers(None, source).refused("verbs.input-closed", source)
-    for flags in (("-", "photos"), ("-", "--pictures", "drawn"), ("-", "-o", "new.csv", "--resume")):
-        answers(content, *flags).refused("verbs.option-conflict")
-
-
 @pytest.mark.parametrize(
     ("content", "arguments", "code"),
     [
@@ -104,13 +48,17 @@ def test_a_picture_may_come_from_standard_input(vitkit: Any, here: Path, monkeyp
         ("a.png\n".encode("utf-16"), "@list.csv -o rows.csv", "verbs.list-unreadable"),
         (b"photos/a.png\n", "@list.csv -o ./list.csv --force", "verbs.out-in-source"),
         (b"photos/a.png\n", "photos @list.csv", "verbs.option-conflict"),
+        (b"photos/a.png\n", "@-", "verbs.images-missing"),
+        (b"photos/a.png\n", "-", "verbs.images-missing"),
+        (b"photos/a.png\n", "photos -o s3://bucket/rows.csv", "system.path-remote"),
+        (b"photos/a.png\n", "photos -o rows.parquet", "verbs.out-suffix"),
     ],
 )
 def test_a_list_that_is_none_or_does_not_stand_alone_is_refused_and_never_overwritten(
     vitkit: Any, here: Path, content: bytes, arguments: str, code: str
 ) -> None:
     Path("list.csv").write_bytes(content)
-    vitkit("predict", "model", *arguments.split()).refused(code, "list")
+    vitkit("predict", "model", *arguments.split()).refused(code)
     assert Path("list.csv").read_bytes() == content and not Path("rows.csv").exists()
 
 
@@ -150,7 +98,6 @@ def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest
         for switch, asked in (
             ("HF_HUB_OFFLINE", "predict model hf://datasets/me/photos"),
             ("VITKIT_OFFLINE", "predict model @list.txt -o rows.csv"),
-            ("VITKIT_OFFLINE", "predict model photos -o s3://bucket/rows.csv"),
             ("VITKIT_OFFLINE", f"doctor {site.address}"),
             ("VITKIT_OFFLINE", f"train {site.address}"),
         ):
@@ -159,29 +106,3 @@ def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest
                 vitkit(*asked.split()).refused("data.offline", f"{switch}=1 forbids")
         assert site.requests.total() == 0
     assert not Path("rows.csv").exists()
-
-
-def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("photos/text.png").write_text("not a picture")
-    confidences = sorted(row.confidence for row in package.predict("model", "photos") if row.confidence is not None)
-    flags = ("--top", 2, "--reject", (confidences[0] + confidences[-1]) / 2)
-    assert vitkit("predict", "model", "photos", *flags, "-o", "rows.csv").code == 1
-    outcome = vitkit("predict", "model", "photos", *flags, "-o", "rows.parquet")
-    assert (outcome.code, outcome.out.split()[0]) == (1, "7")
-    table = pq.read_table("rows.parquet")
-    types = {"path": "string", "label": "string", "confidence": "double", "confidence_2": "double"}
-    assert {name: str(table.schema.field(name).type) for name in types} == types
-    with Path("rows.csv").open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert table.column_names == list(rows[0])
-    for row, cells in zip(rows, table.to_pylist(), strict=True):
-        for name, cell in cells.items():
-            if name.startswith("confidence"):
-                assert row[name] == ("" if cell is None else f"{cell:.6f}")
-            else:
-                assert (cell or "") == restored(row[name]).encode("utf-8", "backslashreplace").decode()
-    vitkit("predict", "model", "photos", "-o", "rows.parquet").refused("verbs.out-exists")
-    vitkit("predict", "model", "photos", "-o", "rows.parquet", "--resume").refused("verbs.resume-impossible")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with refused("inference.package-missing", "pip install 'vitkit[parquet]'"):
-        package.predict("nowhere", "photos", out="other.parquet")  # before the model is opened

@@ -142,17 +142,6 @@ def test_the_rest_is_computed_as_its_record_says(model: Path, photos: Path, tmp_
     assert computed_by(json.dumps(plan)) == "eager, float32, plan folded-fused"
 
 
-def test_a_single_picture_is_not_among_others(model: Path, photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    before = {path: path.read_bytes() for path in photos.iterdir()}
-    for folder in (photos, photos / "drawn"):
-        with refused("verbs.out-in-source", "pictures"):
-            package.predict(model, photos / "1.png", pictures=folder, force=True)
-    assert {path: path.read_bytes() for path in photos.iterdir()} == before
-    monkeypatch.chdir(shutil.copytree(photos, tmp_path / "own"))  # where a folder beside it is taken
-    package.predict(model, "1.png", pictures="drawn")
-    assert [path.name for path in Path("drawn").iterdir()] == ["1.png.png"]
-
-
 @pytest.fixture
 def here(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(data, tmp_path / "photos")

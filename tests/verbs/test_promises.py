@@ -14,7 +14,6 @@ from safetensors.numpy import save
 
 import runs
 import vitkit as package
-from once import once
 from refusals import refused
 from tiny import build
 from vitkit.classifier import Classifier
@@ -22,7 +21,6 @@ from vitkit.data import Preprocess
 from vitkit.exporting import Pictures, export
 from vitkit.inference import HeldOut, Trust
 from vitkit.serving.serve import serve
-from vitkit.training import train
 from vitkit.weights import load
 
 EXACT = package.Compute(backend="eager", precision="float32")
@@ -30,18 +28,7 @@ EXACT = package.Compute(backend="eager", precision="float32")
 
 @pytest.fixture(scope="module")
 def run() -> Path:
-    """A run on noisy colours, some of whose labels are wrong, with 36 validation and 36 test images."""
-
-    def make(root: Path) -> None:
-        photographs = runs.photos(root / "photos", images=48, noise=90)
-        for i in range(0, 48, 6):  # so that no model is always right
-            one, other = photographs / "red" / f"img{i + 1}.png", photographs / "blue" / f"img{i + 1}.png"
-            one.rename(root / "swapped.png")
-            other.rename(one)
-            (root / "swapped.png").rename(other)
-        train(runs.quick(photographs, split=(0.5, 0.25, 0.25), epochs=4), root / "run")
-
-    return once("run with wrong labels", make) / "run"
+    return runs.shared_run_with_mistakes()
 
 
 @pytest.fixture(scope="module")

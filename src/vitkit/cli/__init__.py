@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.cli.app import function_of, main
+    from vitkit.cli.app import main
     from vitkit.cli.say import HARMLESS, prepare_streams
 else:
     __getattr__ = lazily(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, NoReturn, get_args, get_origin
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -14,51 +14,9 @@ import vitkit
 from vitkit.cli.commands import VERBS, fields_of_set
 from vitkit.cli.say import give_up_stdout, prepare_streams, say, set_quiet
 from vitkit.errors import VitkitError, first_line, is_memory_short
-from vitkit.exporting.formats import TORCHSCRIPT
+from vitkit.text.arguments import hints_of
 
 _BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed the pipe (SIGPIPE)
-# Flags of timm and of other common training scripts, with advice on the equivalent flags of vitkit.
-SCRIPT_FLAGS = {
-    "--data": "name the data first, as in `vitkit train flowers/`",
-    "--data-dir": "name the data first, as in `vitkit train flowers/`",
-    "--data-path": "name the data first, as in `vitkit train flowers/`",
-    "--dataset": "name the data first, as in `vitkit train flowers/` or `vitkit train cifar10`",
-    "--freeze-layers": "use --method probe to train only the head, and --method full to train all layers",
-    "--freeze": "use --method probe to train only the head, and --method full to train all layers",
-    "--lrf": "use --min-lr, which is also the last learning rate as a fraction of the first",
-    "--num-classes": "leave it out: the classes are those of the data",
-    "--val-rate": "use --split, as in --split 0.8 0.2 0 for training, validation and test images",
-    "--val-split": "use --split, as in --split 0.8 0.2 0 for training, validation and test images",
-    "--img-size": "use --image-size",
-    "--input-size": "use --image-size",
-    "--pretrained": "use --weights with a file or a published name; without it, suitable weights are chosen",
-    "--smoothing": "use --label-smoothing",
-    "--opt": "use --optimizer",
-    "--sched": "use --schedule",
-    "--warmup-epochs": "use --warmup",
-    "--model-ema": "use --ema",
-    "--reprob": "use --random-erasing",
-    "--aa": "use --rand-augment",
-    "--amp": "use --precision bfloat16",
-    "--output": "use --out",
-    "--output-dir": "use --out",
-    "--num-workers": "use --workers",
-    "--gpu": "use --device cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU",
-    "--gpus": "use --devices",
-}
-# Flags that a command lacks, with advice; most are those of version 0.1 (docs/from-0.1-to-0.2.md).
-FLAGS_OF_COMMANDS = {
-    "embed --follow-links": "leave it out, and name the folders that links lead to",
-    "embed --workers": "use --cluster ray:N",
-    "export --batch-size": "use --no-dynamic-batch for single images; without it, batches of any size are accepted",
-    "eval --workers": "use --cluster ray:N",
-    "predict --follow-links": "leave it out, and name the folders that links lead to",
-    "predict --from-list": "pass the list as a source, as in `vitkit predict MODEL @FILE`",
-    "predict --strict": "leave it out: the exit code is always 1 if an image or a folder could not be read",
-    "predict --workers": "use --cluster ray:N",
-    "serve --batch": "use --batch-size",
-}
-
 GROUPS = {  # the commands in the help
     "Your photographs": ("studio", "doctor", "shard"),
     "Train a model": ("train", "compare", "pretrain"),
@@ -67,14 +25,6 @@ GROUPS = {  # the commands in the help
     "Models and machines": ("models", "info", "bench"),
     "The paper": ("lab",),
 }
-
-
-def function_of(verb: str) -> Callable[..., None]:
-    """Return the function that typer calls for a command.
-
-    Only the module of this command is imported, because importing all modules takes too long.
-    """
-    return VERBS[verb].function()
 
 
 class _Command(TyperCommand):
@@ -136,7 +86,7 @@ class _Commands(Mapping[str, Any]):
         if verb not in VERBS:
             raise KeyError(verb)
         program = typer.Typer(add_completion=False)
-        program.command(verb, cls=_Command)(function_of(verb))
+        program.command(verb, cls=_Command)(VERBS[verb].function())  # imports the module of this command alone
         return typer.main.get_command(program)
 
     def __iter__(self) -> Iterator[str]:
@@ -233,7 +183,11 @@ def main() -> None:
 def _exit_with_message(error: BaseException, arguments: list[str]) -> NoReturn:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         sys.exit(130)
-    message = _name_flags(_describe(error), arguments)
+    message = _describe(error)
+    # Replace a parameter name at the beginning of the message with the parameter's flag, if the user passed it.
+    name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
+    if (flag := f"--{name.replace('_', '-')}") in {argument.partition("=")[0] for argument in arguments}:
+        message = flag + message[len(name) :]
     say(f"error: {message}", file=sys.stderr)
     if isinstance(error, typer.TyperException):
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
@@ -241,53 +195,16 @@ def _exit_with_message(error: BaseException, arguments: list[str]) -> NoReturn:
     sys.exit(2)
 
 
-def _advice(option: str, context: Any) -> str | None:
-    """Return what to use instead of a flag that a command does not have; None if this is not known.
-
-    Advice of `SCRIPT_FLAGS` that mentions flags of vitkit applies to commands that have all of them. Advice without
-    flags applies to commands whose first argument is the data.
-    """
-    from vitkit.text.arguments import alternatives, hints_of
-    from vitkit.training.recipe import Recipe
-
-    if context is None:
-        return None
-    parameters = context.command.params
-    flags = {flag for parameter in parameters for flag in parameter.opts}
-    if advice_of_command := FLAGS_OF_COMMANDS.get(f"{context.info_name} {option}"):
-        return advice_of_command
-    name = option.removeprefix("--").replace("-", "_")
-    field = name.removeprefix("no_")
-    if "--set" in flags and field in hints_of(Recipe):
-        (kind, *_), _ = alternatives(hints_of(Recipe)[field])
-        count = len(get_args(kind)) if get_origin(kind) is tuple else 1
-        value = str(field == name).lower() if kind is bool else ",".join(["VALUE"] * count)
-        return f"use --set {field}={value}"
-    advice = SCRIPT_FLAGS.get(option, "")
-    mentioned = set(re.findall(r"--[a-z][a-z-]*", advice))
-    applies = mentioned <= flags if mentioned else bool(parameters) and parameters[0].name == "data"
-    return advice if advice and applies else None
-
-
-def _name_flags(message: str, arguments: list[str]) -> str:
-    """Replace a parameter name at the beginning of a message with the parameter's flag, if the user passed it."""
-    name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
-    flag = f"--{name.replace('_', '-')}"
-    passed = {argument.partition("=")[0] for argument in arguments}
-    return flag + message[len(name) :] if flag in passed else message
-
-
 def _describe(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
-        option = str(getattr(error, "option_name", "")).replace("_", "-")
-        if advice := _advice(option, getattr(error, "ctx", None)):
-            return f"there is no option {option}: {advice}"
-        message = error.format_message().replace(": Value error, ", ": ")  # added by the parser
-        if "'cuda:" in message:
-            message += " Use cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU."
-        if "'torchscript'" in message:
-            message += f" {TORCHSCRIPT}."
-        return message
+        option, context = str(getattr(error, "option_name", "")), getattr(error, "ctx", None)
+        if context is not None and any("--set" in parameter.opts for parameter in context.command.params):
+            from vitkit.training.recipe import Recipe
+
+            field = option.removeprefix("--").replace("-", "_").removeprefix("no_")
+            if field in hints_of(Recipe):
+                return f"there is no option {option.replace('_', '-')}: use --set {field}=VALUE"
+        return error.format_message().replace(": Value error, ", ": ")  # added by the parser
     if is_memory_short(error):
         return f"there is too little memory ({first_line(error)}): free some, or use smaller batches or images"
     if isinstance(error, OSError) and error.strerror:

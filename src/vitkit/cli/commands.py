@@ -64,7 +64,7 @@ class Verb:
         module: the module of the function, relative to `vitkit`; importing it must be fast.
         name: the name of the function.
         run: a function that takes the command's function, the values of its parameters, and the switches. It prints the
-            result and returns the exit code, or None for 0.
+            result and returns the exit code, or anything else for 0.
         switches: the flags that are not parameters of the function, such as `as_json`, with their help. They follow the
             parameters.
         numbers: those of the switches that take a number.
@@ -75,7 +75,7 @@ class Verb:
 
     module: str
     name: str
-    run: Callable[..., int | None] = _call_and_print
+    run: Callable[..., Any] = _call_and_print
     switches: Mapping[str, str] = field(default_factory=dict)
     numbers: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Verb:
                 code = self.run(function, offered.arguments(values), **switch_values)
             finally:
                 KEEP_FLAGS.reset(token)
-            if code:
+            if isinstance(code, int) and code:
                 raise typer.Exit(code)
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -129,10 +129,6 @@ class Verb:
         fields = {parameter.name: _flags_of(parameter.name)[0] for parameter in offered.fields}
         command.__doc__ = _in_flags(description, fields | _command_line_names(function, self.flags))
         return command
-
-
-def _only_call(function: _Function, values: _Values) -> None:
-    _call(function, values)  # the function prints its log itself
 
 
 def _train(function: _Function, values: _Values, *, dry_run: bool, price: float | None, as_json: bool) -> None:
@@ -249,7 +245,7 @@ def _serve(function: _Function, values: _Values) -> None:
 
 # The rows are in the order of the help. A command that only prints its result needs no row.
 _ROWS = {
-    "studio": Verb("webapp.studio", "studio", _only_call),
+    "studio": Verb("webapp.studio", "studio", _call),
     "doctor": Verb(
         "verbs.doctor",
         "doctor",
@@ -263,7 +259,7 @@ _ROWS = {
     "pretrain": Verb(
         "verbs.pretrain",
         "pretrain",
-        _only_call,
+        _call,  # the function prints its log itself
         common=("out", "objective", "sets", "recipe", "mask", "unlabelled", "resume"),
     ),
     "train": Verb(
@@ -299,7 +295,7 @@ _ROWS = {
         common=("out", "reject", "top", "accuracy", "unknown", "classes", "force", "resume", "as_json"),
     ),
     "convert": Verb("verbs.convert", "convert", metavars={"source": "MODEL"}),
-    "embed": Verb("verbs.embed", "embed", _embed, common=("out", "near", "text", "top", "what", "labels", "force")),
+    "embed": Verb("verbs.embed", "embed", _embed, common=("out", "near", "text", "top", "what", "force")),
     "explain": Verb(
         "verbs.explain",
         "explain",
@@ -408,7 +404,11 @@ class _Parameters:
             if kind is not None:
                 offered.plain.append(_from_parameter(parameter, kind, text, verb))
             if kind is not None and owner is not None:
-                offered.plain.append(_set_flag())
+                text = (
+                    "Set a field of the recipe or model, as in lr=1e-4 or model.layers=6 (see vitkit train --help-all)."
+                )
+                option = typer.Option("--set", help=text, metavar=_METAVARS["sets"], show_default=False)
+                offered.plain.append(_parameter("sets", list[str] | None, option, None))
             if owner is not None:
                 offered.owners[name] = owner
             if owner is not None and (kind is None or verb.name == "train"):
@@ -476,21 +476,8 @@ def _from_field(owner: type[Options], name: str, text: str) -> inspect.Parameter
     flags, panel = _flags_of(name), (declaring_class.__doc__ or "").partition(".")[0]
     settings: dict[str, Any] = {"help": text, "show_default": _default_in_help(getattr(owner(), name), owner, name)}
     settings |= {"metavar": _METAVARS.get(name) or _placeholder(kind), "rich_help_panel": panel}
-    if name == "model":
-        settings["autocompletion"] = _model_names
     flags = (f"{flags[0]}/--no-{flags[0][2:]}",) if kind is bool else flags
     return _parameter(name, _list_of(kind) | None, typer.Option(*flags, **settings), None)
-
-
-def _set_flag() -> inspect.Parameter:
-    """Return the flag --set, which sets any field of a recipe."""
-    settings: dict[str, Any] = {
-        "help": "Set a field of the recipe or model, as in lr=1e-4 or model.layers=6 (see vitkit train --help-all).",
-        "metavar": _METAVARS["sets"],
-        "show_default": False,
-        "autocompletion": _field_names,
-    }
-    return _parameter("sets", list[str] | None, typer.Option("--set", **settings), None)
 
 
 def fields_of_set() -> list[tuple[str, str]]:
@@ -536,20 +523,6 @@ def _in_flags(text: str, spelling: Mapping[str, str]) -> str:
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
-
-
-def _model_names(incomplete: str) -> list[str]:
-    """Return the model names that begin with an incomplete word, for completion in the shell."""
-    from vitkit.model.names import list_models
-
-    return [name for name in list_models() if name.startswith(incomplete)]
-
-
-def _field_names(incomplete: str) -> list[str]:
-    """Return the fields of a recipe that begin with an incomplete word, for completion in the shell."""
-    from vitkit.training.recipe import Recipe
-
-    return [f"{name}=" for name in hints_of(Recipe) if name.startswith(incomplete)]
 
 
 def _placeholder(kind: Any) -> str | None:

@@ -7,6 +7,7 @@ images in storages, and the memory budget that the decoding threads share.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import logging
@@ -24,7 +25,7 @@ from PIL import Image, features
 from vitkit.data.picture import Picture, open_picture, picture_in, why_unreadable
 from vitkit.data.storage import Place, Stored, stored_at
 from vitkit.data.storage import UnreadableImageError as UnreadableImageError
-from vitkit.errors import ShortageError, are_files_short, is_memory_short
+from vitkit.errors import ShortageError, is_memory_short
 from vitkit.text.cells import visible
 
 _VERSION = 3  # increase it when `picture.py` is changed so that it returns other pixels for a file
@@ -129,7 +130,7 @@ def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
     A decoder may request far too much memory for a damaged file. Therefore the machine counts as short of memory only
     if it cannot allocate twice the bytes (`size`) that the pixels of an intact picture need. `size` is 0 if unknown.
     """
-    if are_files_short(error):
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         raise ShortageError(
             "data.files-too-many-open", f"{path}: too many files are open: close some, or raise the limit (ulimit -n)"
         ) from error

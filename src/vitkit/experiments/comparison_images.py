@@ -33,7 +33,7 @@ from vitkit.data import (
 )
 from vitkit.errors import VitkitError
 from vitkit.evaluation import Units, chosen_on, images_in_words, seen_to_exclude
-from vitkit.model_folder import read_description, read_record
+from vitkit.model_folder import read_description
 from vitkit.system import RECIPE, SPLIT, public_path, receiver, to_json
 from vitkit.text import plural
 from vitkit.training import (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitkit.inference.backends.torch import GAIN, KernelReplay, build_plan, choose_plan, fastest_plan
     from vitkit.inference.backends.torch import measure_plans, model_on_gpu, processor
     from vitkit.inference.pipeline import BATCH, BATCH_ALONE, compute_batch, compute_in_order, cores
-    from vitkit.inference.pipeline import limit_cores, set_threads, threads
+    from vitkit.inference.pipeline import set_threads, threads
     from vitkit.inference.prediction import ENCODING, FORMATS, Columns, Csv, JsonLines, Prediction, Ranking, Row
     from vitkit.inference.prediction import RowFormat, WrittenRows, appending_rows, partial_of, read_rows, written_rows
     from vitkit.inference.trust import RISK, UNKNOWN, ClassSets, HeldOut, PredictionRules, RecordedTests, SureThreshold

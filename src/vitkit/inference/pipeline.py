@@ -31,7 +31,6 @@ Row = npt.NDArray[np.float32] | str
 T = TypeVar("T")
 Images = TypeVar("Images", "Tensor", npt.NDArray[np.float32])  # the input of a model, or of a graph without PyTorch
 _SETTING = local()  # `threads`: the number from `set_threads` in this thread, while PyTorch is not loaded
-_LIMITS: list[int] = []  # the maximum number of cores from `limit_cores`; empty if there is no limit
 
 BATCH = 8  # default batch size of backends that compute in several threads at once
 BATCH_ALONE = 32  # default batch size of other backends
@@ -39,14 +38,7 @@ BATCH_ALONE = 32  # default batch size of other backends
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([count, *_LIMITS])
-
-
-def limit_cores(count: int) -> None:
-    """Let this process use at most `count` cores. Other processes of the same command use the rest."""
-    _LIMITS[:] = [max(1, count)]
-    set_threads(min(threads(), cores()))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads() -> int:

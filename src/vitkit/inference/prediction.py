@@ -1,4 +1,4 @@
-"""Predictions, and the files that store them: CSV, JSON Lines, Excel and Parquet.
+"""Predictions, and the files that store them: CSV and JSON Lines.
 
 A `Ranking` orders the classes of one image by probability. It sorts only as many classes as are requested.
 
@@ -13,14 +13,13 @@ import csv
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from io import FileIO
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, overload
+from typing import Any, BinaryIO, ClassVar, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +28,6 @@ from vitkit.errors import VitkitError
 from vitkit.inference.trust import NO_RULES, UNKNOWN, PredictionRules, uncertainty_of
 from vitkit.system.files import from_json, read_json, replacing, to_json, write_json
 from vitkit.text.cells import JOINT, harmless, restored, visible
-from vitkit.text.workbook import write_workbook
-
-if TYPE_CHECKING:
-    import pyarrow
 
 ClassProbability = tuple[str, float]
 
@@ -364,11 +359,8 @@ class Csv:
     def decode(self, record: str) -> Row:
         """Parse a complete record; raise ValueError, TypeError or csv.Error if it does not have these columns."""
         values = next(csv.reader([record], strict=True))
-        return self.row_of(dict(zip(self.names, map(restored, values), strict=True)))
-
-    def row_of(self, cells: Mapping[str, Any]) -> Row:
-        """Return the row with these cells, by column name; an empty cell is "" or None."""
-        if cells["confidence"] in ("", None):
+        cells = dict(zip(self.names, map(restored, values), strict=True))
+        if not cells["confidence"]:
             return Row(cells["path"], error=cells["error"])
         rejected = cells.get("rejected")
         name = "" if rejected == JOINT and self.columns.multi else rejected or cells["label"]
@@ -376,7 +368,7 @@ class Csv:
         if self.columns.top > 1:
             top = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
             further = [(cells[f"label_{rank}"], cells[f"confidence_{rank}"]) for rank in self.columns.ranks]
-            top += [(label, float(confidence)) for label, confidence in further if confidence not in ("", None)]
+            top += [(label, float(confidence)) for label, confidence in further if confidence]
         names, familiar = cells.get("set"), cells.get("familiar")
         prediction_set = None if names is None else tuple(filter(None, names.split(JOINT)))
         return Row(
@@ -440,94 +432,7 @@ class JsonLines:
 
 RowFormat = Csv | JsonLines
 FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines}
-TABLES = (".xlsx", ".parquet")  # files that are written at the end, and cannot be resumed
-_NUMBERS = ("confidence", "familiar")  # prefixes of the names of numeric columns
-
-
-def write_table(out: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write rows to an .xlsx or .parquet file atomically, with columns named as in a .csv file.
-
-    In a .parquet file, columns of confidences and of `familiar` are float64, others are text. Bytes that are not UTF-8
-    become backslash escapes.
-
-    Raises:
-        VitkitError: there are too many rows for a workbook, or the package for Parquet is not installed.
-        OSError: the file cannot be written.
-    """
-    cells = (list(map(row.cells().get, names)) for row in rows)
-    if out.suffix.lower() == ".xlsx":
-        write_workbook(out, names, cells)
-        return
-    check_parquet()
-    from pyarrow.parquet import ParquetWriter
-
-    schema = parquet_schema(names)
-    with replacing(out) as temporary, ParquetWriter(str(temporary), schema, compression="zstd") as writer:
-        while group := list(islice(cells, 100_000)):  # at most so many rows are in memory
-            writer.write_table(parquet_table(schema, group))
-
-
-def parquet_schema(names: Sequence[str]) -> pyarrow.Schema:
-    """Return the columns of a Parquet file of rows, by their names in a .csv file."""
-    import pyarrow
-
-    kinds = [pyarrow.float64() if name.startswith(_NUMBERS) else pyarrow.string() for name in names]
-    return pyarrow.schema(list(zip(names, kinds, strict=True)))
-
-
-def parquet_table(schema: pyarrow.Schema, rows: Sequence[Sequence[Any]]) -> pyarrow.Table:
-    """Return rows, of which there is at least one, as a table with the columns of `schema`."""
-    import pyarrow
-
-    columns = [list(map(as_utf8, column)) for column in zip(*rows, strict=True)]
-    arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
-    return pyarrow.Table.from_arrays(arrays, schema=schema)
-
-
-def parquet_files(path: Path) -> list[Path]:
-    """Return the Parquet files of a folder, or the path itself if it is a file."""
-    return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-
-
-def tally_parquet(folder: Path) -> Tally:
-    """Count the rows in the Parquet files of a folder, without reading them into memory."""
-    from pyarrow.compute import field
-    from pyarrow.dataset import dataset
-
-    files = dataset(list(map(str, parquet_files(folder))))
-    tally = Tally(files.count_rows(), files.count_rows(filter=field("error").is_valid()))
-    if "rejected" in files.schema.names:
-        is_rejected = field("rejected").is_valid()
-        tally.rejected = files.count_rows(filter=is_rejected)
-        tally.unknown = files.count_rows(filter=is_rejected & (field("label") == UNKNOWN))
-    return tally
-
-
-def check_parquet() -> None:
-    """Raise a `VitkitError` if pyarrow is not installed."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        reason = "a .parquet file requires pyarrow: pip install 'vitkit[parquet]'"
-        raise VitkitError("inference.package-missing", reason) from error
-
-
-def read_parquet(path: Path, form: Csv) -> Iterator[Row]:
-    """Yield the rows of a Parquet file or of a folder of such files, whose columns are those of `form`."""
-    from pyarrow.parquet import ParquetFile
-
-    for file in parquet_files(path):
-        with ParquetFile(str(file)) as table:
-            for batch in table.iter_batches():
-                yield from map(form.row_of, batch.to_pylist())
-
-
 _MAX_SHOWN = 100  # maximum number of characters of the first line in an error message
-
-
-def as_utf8(cell: Any) -> Any:
-    """Replace the bytes of text that are not UTF-8 by backslash escapes; other values are returned unchanged."""
-    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 def _csv_record(cells: Sequence[str | None]) -> str:

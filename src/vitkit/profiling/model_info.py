@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -107,45 +107,17 @@ class _CostCounter(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = _STAND_INS.get(func, func)(*args, **(kwargs or {}))
-        if func in PRODUCTS:
-            self.measured.macs += sum(product.macs for product in PRODUCTS[func](output, *args))
+        if func in _MACS:
+            self.measured.macs += _MACS[func](output, *args)
         return output
 
 
-class Product(NamedTuple):
-    """A batch of `batch` matrix products (rows, inner) @ (inner, columns); attention has one per image and head."""
-
-    rows: int
-    inner: int
-    columns: int
-    batch: int = 1
-
-    @property
-    def macs(self) -> int:
-        """The number of multiply-accumulates."""
-        return self.batch * self.rows * self.inner * self.columns
-
-
-def _convolution_products(output: Tensor, _x: Tensor, weight: Tensor, *rest: Any) -> list[Product]:
-    groups = rest[4] if len(rest) > 4 else 1  # bias, stride, padding, dilation, groups
-    pixels = output.numel() // output.shape[1]
-    return [Product(pixels, math.prod(weight.shape[1:]), len(weight) // groups, groups)]
-
-
-def _attention_products(output: Tensor, _q: Tensor, k: Tensor, _v: Tensor) -> list[Product]:
-    B, H, n, D_h = output.shape
-    N = k.shape[-2]
-    return [Product(n, D_h, N, B * H), Product(n, N, D_h, B * H)]  # q k^T, and with v
-
-
-# The matrix products of a call, from its output and its arguments.
-PRODUCTS: dict[Any, Callable[..., list[Product]]] = {
-    F.linear: lambda output, _x, weight, *_: [Product(output.numel() // len(weight), weight.shape[1], len(weight))],
-    F.conv2d: _convolution_products,
-    F.scaled_dot_product_attention: _attention_products,
-    Tensor.matmul: lambda output, left, _right: [
-        Product(output.shape[-2], left.shape[-1], output.shape[-1], math.prod(output.shape[:-2]))
-    ],
+# The multiply-accumulates of the matrix products of a call, from its output and its arguments.
+_MACS: dict[Any, Callable[..., int]] = {
+    F.linear: lambda output, _x, weight, *_: output.numel() * weight.shape[1],
+    F.conv2d: lambda output, _x, weight, *_: output.numel() * math.prod(weight.shape[1:]),
+    F.scaled_dot_product_attention: lambda output, _q, k, _v: 2 * output.numel() * k.shape[-2],  # q k^T, and with v
+    Tensor.matmul: lambda output, left, _right: output.numel() * left.shape[-1],
 }
 
 

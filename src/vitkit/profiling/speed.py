@@ -1,11 +1,7 @@
-"""Time implementations of a model's forward pass, and measure their numerical drift and their distance to the ceiling.
+"""Time implementations of a model's forward pass, and measure their numerical drift.
 
 `compare` times contenders in turn, round after round (A B C ... A B C ...). If something slows down the machine for a
 while, all contenders are affected. Therefore ratios are computed within each round, and their median is reported.
-
-The ceiling is the highest speed that is possible in a precision. `Ceiling` measures it by computing only the matrix
-products of the model, as fast as torch can on this machine, and nothing else (softmax, GELU, LayerNorm, copies). In the
-last block, only products that affect the head's input count. See Williams, Waterman and Patterson, "Roofline", 2009.
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from vitkit.errors import VitkitError
 from vitkit.model.build import Model, build
 from vitkit.model.names import Config
 from vitkit.model.network import Network
-from vitkit.profiling.model_info import PRODUCTS, Product
 from vitkit.system.progress import progress
 
 Work = Callable[[], object]
@@ -42,7 +35,7 @@ def compare(
     rounds: int,
     device: torch.device | None = None,
 ) -> list[Speed]:
-    """Time the contenders, which have different keys, in turn, together with the ceilings of their precisions.
+    """Time the contenders, which have different keys, in turn.
 
     The float32 model is on the device of the images (B, C, height, width), float32; the contenders compute on `device`,
     by default the same. B is a multiple of `batch`. Times are measured on the first batch, and drift from the model's
@@ -52,17 +45,12 @@ def compare(
     first, reference = images[:batch], in_batches(model, images, batch)
     comparable = [contender for contender in contenders if contender.same_weights]
     drifts = {contender.key: drift_of(in_batches(contender.run, images, batch), reference) for contender in comparable}
-    precisions = sorted({contender.precision for contender in contenders})
-    ceilings = {f"the ceiling in {name}": Ceiling(model.config, batch, name, device) for name in precisions}
     runs = {contender.key: torch.inference_mode()(partial(contender.run, first)) for contender in contenders}
-    times = interleave({**runs, **ceilings}, rounds, stopwatch=stopwatch_for(device))
-    speeds = []
-    for contender in contenders:
-        precision, key = contender.precision, contender.key
-        ceiling = times[f"the ceiling in {precision}"]
-        gflops = 2e-9 * ceilings[f"the ceiling in {precision}"].macs / ceiling.quartiles.median
-        speeds.append(Speed(contender.name, precision, batch, times[key], ceiling, gflops, drifts.get(key)))
-    return speeds
+    times = interleave(runs, rounds, stopwatch=stopwatch_for(device))
+    return [
+        Speed(contender.name, contender.precision, batch, times[contender.key], drifts.get(contender.key))
+        for contender in contenders
+    ]
 
 
 @dataclass(frozen=True)
@@ -87,19 +75,12 @@ class Speed:
     precision: str
     batch: int
     timing: Timing  # per batch
-    ceiling: Timing  # of only the matrix products of the batch in this precision, in the same rounds
-    gflops_ceiling: float  # 10^9 operations per second of the ceiling; a multiply-accumulate counts as two
     drift: Drift | None  # from the model's logits; None if the contender has other weights
 
     @property
     def images_per_s(self) -> Quartiles:
         """The quartiles, over rounds, of the images per second."""
         return self.timing.rate(self.batch)
-
-    @property
-    def share_of_ceiling(self) -> float:
-        """The speed relative to the ceiling; it is 1 if only the matrix products take time."""
-        return self.timing.speedup_over(self.ceiling).median
 
 
 @dataclass(frozen=True)
@@ -159,8 +140,6 @@ def row(speed: Speed, references: Mapping[str, Speed | None]) -> dict[str, Any]:
     for name, other in references.items():
         values[name] = None if other is None else _round(speed.timing.speedup_over(other.timing).median)
     return values | {
-        "share_of_ceiling": _round(speed.share_of_ceiling),
-        "ceiling_gflops": _round(speed.gflops_ceiling),
         "largest_difference": None if drift is None else float(f"{drift.largest:.2e}"),
         "same_top1": None if drift is None else _round(drift.agreement),
         "compared_images": None if drift is None else drift.images,
@@ -296,79 +275,3 @@ class Quartiles:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median, low, high)
-
-
-class Ceiling:
-    """The matrix products of a model's forward pass; calling an instance computes all of them.
-
-    Each product is computed in the way that is fastest in torch: with weights as a layer stores them, transposed, or
-    packed in advance. The operands are random numbers. Every call uses the same operands, so that those of a small
-    model stay in the cache.
-
-    Attributes:
-        macs: multiply-accumulates of one call.
-    """
-
-    def __init__(self, config: Config, images: int, precision: str, device: torch.device) -> None:
-        counts = products(config, images)
-        self.macs = sum(product.macs * times for product, times in counts.items())
-        stopwatch = stopwatch_for(device)
-        self._works: list[tuple[Work, int]] = []
-        with torch.inference_mode():
-            for product, times in counts.items():
-                implementations = _implementations(product, getattr(torch, precision), device)
-                for work in implementations:  # the first run is slower
-                    work()
-                fastest = min(implementations, key=lambda work: min(stopwatch(work) for _ in range(5)))
-                self._works.append((fastest, times))
-
-    @torch.inference_mode()
-    def __call__(self) -> None:
-        for work, times in self._works:
-            for _ in range(times):
-                work()
-
-
-def _implementations(product: Product, dtype: torch.dtype, device: torch.device) -> list[Work]:
-    """Return functions that compute a product of random operands, each in another way."""
-    from vitkit.inference.backends.optimized import can_pack
-
-    B, rows, inner, columns = product.batch, product.rows, product.inner, product.columns
-    options: dict[str, Any] = {"dtype": dtype, "device": device}
-    if B > 1:
-        left, right = torch.rand(B, rows, inner, **options), torch.rand(B, columns, inner, **options)
-        out, transposed = torch.empty(B, rows, columns, **options), right.mT.contiguous()
-        return [lambda: torch.bmm(left, right.mT, out=out), lambda: torch.bmm(left, transposed, out=out)]
-    x, weight = torch.rand(rows, inner, **options), torch.rand(columns, inner, **options)
-    y = torch.empty(rows, columns, **options)
-    weight_t = weight.t().contiguous()
-    works: list[Work] = [lambda: torch.mm(x, weight.t(), out=y), lambda: torch.mm(x, weight_t, out=y)]
-    if device.type == "cpu" and can_pack(dtype):
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-        works.append(lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""))
-    return works
-
-
-def products(config: Config, images: int = 1) -> Counter[Product]:
-    """Count the matrix products of one forward pass of a batch of images, by their shape.
-
-    A convolution counts as the product of its unfolded patches with its weights.
-    """
-    with torch.device("meta"):
-        model = build(config).eval()
-        batch = torch.empty(images, config.in_channels, *config.image_size)
-    with torch.inference_mode(), _ProductCollector() as collector:
-        model(batch)
-    return collector.products
-
-
-class _ProductCollector(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.products: Counter[Product] = Counter()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if func in PRODUCTS:
-            self.products.update(PRODUCTS[func](output, *args))
-        return output

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitkit.reporting.dataset_report import verdict_of_data, write_checkup, write_drift
     from vitkit.reporting.evaluation_report import VIEWS_FOLDER, write_evaluation, write_predictions, write_report
     from vitkit.reporting.model_card import model_card_text
-    from vitkit.reporting.plots import SIDE, Album, gallery, save_figure, thumbnails
+    from vitkit.reporting.plots import SIDE, gallery, save_figure, thumbnails
     from vitkit.reporting.report_data import Explained, data_of_report, lay_out
 else:
     __getattr__ = lazily(__name__)

@@ -1,14 +1,12 @@
 """Draw the figures of a run with matplotlib, and show photographs in pages and folders.
 
 `save_figure` writes a figure as a PNG file. `thumbnails` shrinks photographs, and `gallery` shows them in a page with
-captions. `Album` writes pictures of predictions into a folder that mirrors the folders of the images. No function of
-this module uses a model.
+captions. No function of this module uses a model.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,9 +28,8 @@ from vitkit.data.storage import Place
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.metrics import RATES, ClassCurves
 from vitkit.inference.pipeline import cores
-from vitkit.inference.prediction import Row
-from vitkit.system.files import common_folder, fit_name, replacing
-from vitkit.text.pages import DPI, LOOK, component, data_uri, new_figure, shorten, to_png, whole_numbers
+from vitkit.system.files import replacing
+from vitkit.text.pages import LOOK, component, data_uri, new_figure, shorten, to_png, whole_numbers
 
 TONES = tuple(re.findall(r"--tone: (#\w{6})", LOOK.read_text(encoding="utf-8")))  # colours of classes, in their order
 # The colours of Okabe and Ito, which colour-blind readers can also distinguish.
@@ -256,7 +253,6 @@ def legend_name(name: str, max_length: int = 22) -> str:
 # --- Photographs ----------------------------------------------------------------------------------------------
 
 SIDE = 192  # pixels of a thumbnail, at most
-LONG_SIDE = 1024  # pixels of a photograph in the album, at most
 _TINY = 100  # pixels; smaller photographs are enlarged, and stored without loss
 
 
@@ -274,19 +270,6 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
         axis.imshow(picture, interpolation="nearest", extent=(x - width / 2, x + width / 2, y + height, y))
         axis.text(x, y - 0.03, shorten(name), fontsize=7, ha="center", va="bottom")
     axis.set(xlim=(0, wide), ylim=(tall, 0))
-    return figure
-
-
-def classified(picture: Image.Image, label: str, confidence: float, *, is_rejected: bool = False) -> Figure:
-    """Show a picture, enlarged if it is small, with its predicted class and probability as title."""
-    scale = max(1, 400 // max(picture.size))
-    width, height = (side * scale / DPI for side in picture.size)  # inches
-    figure = new_figure(max(width, 5.2), height + 0.4, layout=None)  # room for the title, however narrow the picture
-    title = f"class: {shorten(label, 32)}   probability: {confidence:.3f}{'   rejected' if is_rejected else ''}"
-    figure.text(0.5, (height + 0.2) / (height + 0.4), title, ha="center", va="center", fontsize=10)
-    axis = figure.add_axes((0, 0, 1, height / (height + 0.4)))
-    axis.set_axis_off()
-    axis.imshow(picture, interpolation="nearest")
     return figure
 
 
@@ -335,45 +318,3 @@ def cell(shown: Thumbnail, lines: Sequence[str], attributes: Mapping[str, Any] |
     """Return a photograph for the component `gallery`: its thumbnail, the lines of its caption, and HTML attributes."""
     picture = {"address": shown.address, "reason": shown.reason, "is_tiny": shown.is_tiny}
     return {**picture, "lines": lines, "attributes": attributes or {}}
-
-
-class Album:
-    """A folder of pictures, one for each readable image.
-
-    Args:
-        folder: the folder, which is created with the first picture.
-        sources: the folders that contain the images. A picture in the album has the path of its image relative to the
-            common parent of all folders, so that equal names do not collide.
-        paths: the images.
-    """
-
-    def __init__(self, folder: Path, sources: Iterable[str], paths: Iterable[str]) -> None:
-        self._folder = folder
-        roots = {os.path.abspath(source) for source in sources}  # noqa: PTH100  # links are not to be followed
-        self._root = common_folder(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
-
-    def place(self, path: str) -> Path:
-        """Return the path of the picture for an image."""
-        relative = Path(os.path.relpath(path, self._root))
-        return self._folder / relative.with_name(fit_name(relative.name, ".png"))
-
-    def add(self, row: Row) -> None:
-        """Draw an image with its prediction, and write the picture. Images that cannot be read are skipped."""
-        if row.name is None or row.confidence is None:
-            return
-        try:
-            photograph = decode(row.path, LONG_SIDE)
-        except UnreadableImageError:  # the file was removed after it was classified; its row stays
-            return
-        photograph.thumbnail((LONG_SIDE, LONG_SIDE))
-        target = self.place(row.path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        figure = classified(photograph, row.name or "none", row.confidence, is_rejected=row.is_rejected)
-        save_figure(figure, target)
-        figure.clear()  # a figure is a reference cycle: its pixels would stay in memory until garbage collection
-
-    def complete(self, rows: Iterable[Row]) -> None:
-        """Draw and write the pictures of those rows for which no picture exists yet."""
-        for row in rows:
-            if not self.place(row.path).exists():
-                self.add(row)

@@ -195,7 +195,8 @@ def exclusive(path: Path, lock_file: Path | None = None, wait: float = 0.0) -> I
     if lock_file.is_symlink():
         message = f"{lock_file} is a link, and vitkit writes no lock through it: remove it"
         raise VitkitError("system.lock-is-link", message)
-    holder_file = _holder_file(lock_file)
+    # The file that names this process: the lock file, or another one on Windows, where a locked file cannot be read.
+    holder_file = lock_file.with_name(lock_file.name + _HOLDER_SUFFIX) if environment.IS_WINDOWS else lock_file
     lock = FileLock(lock_file, timeout=max(wait, _MIN_WAIT), poll_interval=0.01)
     try:
         lock.acquire()
@@ -279,11 +280,6 @@ def is_locked(path: Path, lock_file: Path | None = None) -> bool:
 def is_empty(folder: Path) -> bool:
     """Return whether a folder contains nothing except a lock."""
     return all(path.name in (LOCK, LOCK + _HOLDER_SUFFIX) for path in folder.iterdir())
-
-
-def _holder_file(lock_file: Path) -> Path:
-    """Return the file that names the process: the lock file, or another one on Windows, where it cannot be read."""
-    return lock_file.with_name(lock_file.name + _HOLDER_SUFFIX) if environment.IS_WINDOWS else lock_file
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -54,7 +54,7 @@ def anatomy(
         sources: images, folders (including their sub-folders), or glob patterns. Without images, only the filters and
             positions are drawn.
         out: the folder to write to. It is required.
-        preprocess: see `vitkit.explain`.
+        preprocess: see `vitkit.load`.
         compute: the device to compute on.
         force: write to `out` even if it is not empty.
         progress: called with the current task, the number of finished items and the total number of items.

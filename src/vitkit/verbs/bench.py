@@ -1,11 +1,10 @@
-"""`vitkit.bench`: measure the speed of a model on this machine with each backend, as a table and a bar chart."""
+"""`vitkit.bench`: measure the speed of a model on this machine with each backend, or as a file of each format."""
 
 from __future__ import annotations
 
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +15,8 @@ from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
-from vitkit.text.pages import table
-from vitkit.verbs.bench_formats import PICTURE, TABLE, bench_formats, table_cells, write_results
-from vitkit.verbs.inputs import exclusive_out_folder, open_model, path_of, split_choices
+from vitkit.verbs.bench_formats import bench_formats, table_cells
+from vitkit.verbs.inputs import exclusive_out_folder, open_model, path_of
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ COLUMNS = {  # keys of a row, with the heading and the format of the column
     "images_per_s": ("images/s", "{}"),
     "quartiles": ("quartiles", "{}"),
     _RATIO: ("ratio", "{:.2f}"),
-    "share_of_ceiling": ("ceiling", "{:.0%}"),
     "largest_difference": ("drift", "{:.1e}"),
     "same_top1": ("top-1", "{:.1%}"),
 }
@@ -62,9 +59,8 @@ def bench(
 ) -> Result:
     """Measure the images per second of each backend and precision.
 
-    Each round times all backends in turn. The table shows the speed relative to eager float32, and the speed as a
-    fraction of the ceiling. The ceiling is the speed of the model's matrix products alone. The table also shows the
-    largest difference of the logits from float32, and the fraction of predictions that are the same as in float32.
+    Each round times all backends in turn. The table shows the speed relative to eager float32, the largest difference
+    of the logits from float32, and the fraction of predictions that are the same as in float32.
 
         import vitkit
 
@@ -83,18 +79,17 @@ def bench(
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         export: export the model to each format instead, in float32 and in INT8, and compare the files: their accuracy,
             agreement with the model, size, start and speed on the CPU. INT8 requires a run with its photographs.
-        out: write a table (bench.csv) and a picture (bench.png) into this folder.
+        out: write the table (bench.csv) and a picture of it (bench.png) into this folder.
         force: overwrite files in `out`.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Returns:
-        A result whose table has a row for each backend, precision and batch size, as in bench.csv. Its facts are
-        `model` (the name or path), `machine` (processor, cores, gpu, threads and torch version), `rounds`, `results`
-        (the rows), `missing` (the reason for each backend that was left out, by backend and precision, such as `onnx
-        bfloat16`), `out` (the folder with the table and the picture; None if they were not written), `notes`
+        A result whose table has a row for each backend, precision and batch size. Its facts are `model` (the name or
+        path), `machine` (processor, cores, gpu, threads and torch version), `rounds`, `results` (the rows), `missing`
+        (the reason for each backend that was left out, by backend and precision, such as `onnx bfloat16`), `notes`
         (assumptions about the model, and the backends that were left out), and the parts of the printed lines: `title`,
         `headings` and `cells` of the table, and `legend`. With `export`, there is a row for each format and batch size,
-        and the facts are `model`, `compared_on` (the images), `results`, `missing` and `out`.
+        and the facts are `model`, `compared_on` (the images), `results` and `missing`.
 
     Raises:
         VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains
@@ -111,36 +106,45 @@ def bench(
             f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32",
         )
     sizes = sorted(set(map(int, parts)))
-    requested = None if backends is None else split_choices("--backends", backends, backend_names())
-    wanted = split_choices("--precisions", precisions, PRECISIONS)
-    name = str(model) if isinstance(model, (str, Path)) else "classifier"
-    folder, notes = path_of(out), Notes()
-    lock = exclusive_out_folder("--out", folder, (), "or use --force to overwrite its files", may_have_files=force)
-    if export:
-        if not isinstance(model, (str, Path)) or not Path(model).exists():
-            raise VitkitError(
-                "verbs.model-not-file", "--export needs the path of a model: a run, a model folder or a checkpoint"
-            )
-        if requested or wanted != ["float32", "bfloat16"] or device not in ("auto", "cpu"):
+    requested = None if backends is None else _split_choices("--backends", backends, backend_names())
+    wanted = _split_choices("--precisions", precisions, PRECISIONS)
+    folder = path_of(out)
+    with exclusive_out_folder(folder, (), force=force):
+        if not export:
+            result = _bench_backends(model, requested, wanted, sizes, rounds, device)
+        elif requested or wanted != ["float32", "bfloat16"] or device not in ("auto", "cpu"):
             raise VitkitError(
                 "verbs.option-conflict", "--export compares files: leave out --backends, --precisions and --device"
             )
-        with lock:
-            return bench_formats(model, sizes, rounds, folder, notes)
-    with lock:
-        import torch
-
-        from vitkit.model.build import config_of
-        from vitkit.profiling.speed import random_model
-
-        is_name = isinstance(model, (str, Path)) and not Path(model).exists()
-        if is_name and (is_model_name(name) or is_network_name(name)):
-            network = random_model(config_of(name))
         else:
-            network = open_model(model, notes, "cpu").model
-        results, missing = _measure(network, requested, wanted, sizes, rounds, device, notes)
+            result = bench_formats(model, sizes, rounds)
         if folder is not None:
-            write_results(folder, results, chart(_panels(name, results)))
+            folder.mkdir(parents=True, exist_ok=True)
+            result.save(folder / "bench.csv")
+            result.save(folder / "bench.png")
+    return result
+
+
+def _bench_backends(
+    model: str | Path | Classifier,
+    backends: list[str] | None,
+    precisions: list[str],
+    sizes: list[int],
+    rounds: int,
+    device: str,
+) -> Result:
+    name = str(model) if isinstance(model, (str, Path)) else "classifier"
+    import torch
+
+    from vitkit.model.build import config_of
+    from vitkit.profiling.speed import random_model
+
+    notes, is_name = Notes(), isinstance(model, (str, Path)) and not Path(model).exists()
+    if is_name and (is_model_name(name) or is_network_name(name)):
+        network = random_model(config_of(name))
+    else:
+        network = open_model(model, notes, "cpu").model
+    results, missing = _measure(network, backends, precisions, sizes, rounds, device, notes)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     machine = {
         "processor": platform.processor() or platform.machine(),
@@ -156,27 +160,29 @@ def bench(
     ]
     hardware = gpu or f"{machine['processor']}, {machine['threads']} threads"
     title = f"{name} on {hardware}, torch {machine['torch']}, {rounds} rounds"
-    ceilings = dict.fromkeys((row["precision"], row["batch"], row["ceiling_gflops"]) for row in results)
-    legend = [
-        "ratio: to eager float32; ceiling: share of the matrix products' speed; drift: of the logits from float32",
-        *(
-            f"ceiling of {precision} at batch {batch}: {rate:.4g} GFLOP/s in the model's matrix products"
-            for precision, batch, rate in ceilings
-        ),
-        *([f"{folder / TABLE}, {folder / PICTURE}"] if folder is not None else []),
-    ]
+    legend = ["ratio: to eager float32; drift: of the logits from float32"]
+    batches = dict.fromkeys(row["batch"] for row in results)
+    panels = {f"{name}, batch {batch}": [row for row in results if row["batch"] == batch] for batch in batches}
     facts = {"model": name, "machine": machine, "rounds": rounds, "results": tuple(results), "missing": missing}
-    files = {"out": folder, "notes": tuple(notes.lines)}
     printed = {"title": title, "headings": headings, "cells": cells, "legend": legend}
     return Result(
         "bench",
         [title, *aligned([headings, *cells]), *legend],
-        {**facts, **files, **printed},
+        {**facts, "notes": tuple(notes.lines), **printed},
         json=facts,
         rows=results,
-        pictures={"Images per second": lambda: chart(_panels(name, results))},
-        html=lambda: f"<p>{escape(title)}</p>{table([list(map(escape, row)) for row in cells], headings)}",
+        pictures={"Images per second": lambda: chart(panels)},
     )
+
+
+def _split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the choices from a list, or from text with commas between them, without repetitions."""
+    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
+    known = [name for name in known if name != "auto"]
+    for part in parts or [""]:  # an empty list raises an error, too
+        if part not in known:
+            raise VitkitError("verbs.option-invalid", f"{flag} {part!r} is none of {', '.join(known)}")
+    return list(dict.fromkeys(parts))
 
 
 def _measure(
@@ -221,12 +227,6 @@ def _images(model: Model, batch: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def _panels(model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the rows of each panel by its title. There is one panel for each batch size."""
-    batches = dict.fromkeys(row["batch"] for row in rows)
-    return {f"{model}, batch {batch}": [row for row in rows if row["batch"] == batch] for batch in batches}
-
-
 _BAR_HEIGHT, _TITLE_HEIGHT = 0.24, 0.9  # inches
 
 
@@ -234,21 +234,18 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Draw bar charts of images per second, one panel for each title.
 
     Bars of vitkit's backends are blue, and bars of other libraries are orange. Bars of float32 are hatched. The line at
-    the end of a bar extends from the first to the third quartile. Grey bars show the ceiling of each precision: the
-    speed of the model's matrix products alone.
+    the end of a bar extends from the first to the third quartile.
 
     Args:
         panels: a mapping from the title of each panel to its rows, which `vitkit.profiling.speed.row` returns.
     """
-    from vitkit.reporting.plots import BLUE, GREY, ORANGE
+    from vitkit.reporting.plots import BLUE, ORANGE
     from vitkit.text.pages import new_figure
 
-    # Two bars show the ceilings of float32 and bfloat16.
-    heights = [_TITLE_HEIGHT + _BAR_HEIGHT * (len(rows) + 2) for rows in panels.values()]
+    heights = [_TITLE_HEIGHT + _BAR_HEIGHT * len(rows) for rows in panels.values()]
     figure = new_figure(9, sum(heights))
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
-        ceilings = {row["precision"]: row["images_per_s"] / row["share_of_ceiling"] for row in rows}
         bars = [(f"{row['name']} {row['precision']}", row) for row in rows]
         bars.sort(key=lambda bar: bar[1]["images_per_s"])
         for y, (_, row) in enumerate(bars):
@@ -263,12 +260,7 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
                 error_kw={"ecolor": "black", "capsize": 2, "lw": 1},
             )
             axis.annotate(f" {rate:.4g}", (max(high, rate), y), va="center", fontsize=8)
-        names = [name for name, _ in bars]
-        for y, (precision, rate) in enumerate(sorted(ceilings.items(), key=lambda item: item[1]), start=len(bars)):
-            axis.barh(y, rate, color=GREY, hatch="///" if precision == "float32" else "", edgecolor="white")
-            axis.annotate(f" {rate:.4g}", (rate, y), va="center", fontsize=8)
-            names.append(f"matrix products alone, {precision}")
-        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.set_yticks(range(len(bars)), [name for name, _ in bars], fontsize=8)
         axis.margins(x=0.12)
         axis.set_xlabel("images per second")
         axis.set_title(title, fontsize=10, loc="left")

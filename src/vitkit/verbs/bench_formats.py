@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import FORMATS, INT8
-from vitkit.system.progress import Say, progress, receiver
+from vitkit.system.logger import log
+from vitkit.system.progress import progress, receiver
 from vitkit.text.cells import aligned
 from vitkit.text.pages import table
 from vitkit.verbs.result import Result
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from vitkit.exporting import Exported
 
-TABLE, PICTURE = "bench.csv", "bench.png"
 COLUMNS = {  # keys of a row, with the heading and the format of the column
     "file": ("file", "{}"),
     "accuracy": ("accuracy", "{:.1%}"),
@@ -40,19 +40,21 @@ _LEGEND = (
 )
 
 
-def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: Path | None, note: Say) -> Result:
+def bench_formats(model: object, batches: Sequence[int], rounds: int) -> Result:
     """Export a model to each format that works here, in float32 and INT8, and compare the files side by side.
 
     Args:
         model: a run or model folder, or a checkpoint.
         batches: the numbers of images that are computed at once.
         rounds: the number of timings of each file.
-        out: the folder for a table and a picture; None for neither.
-        note: called with the reason for each format that is left out.
 
     Raises:
-        VitkitError: no format works here.
+        VitkitError: `model` is not the path of one, or no format works here.
     """
+    if not isinstance(model, (str, Path)) or not Path(model).exists():
+        raise VitkitError(
+            "verbs.model-not-file", "--export needs the path of a model: a run, a model folder or a checkpoint"
+        )
     import numpy as np
     import torch
 
@@ -76,7 +78,7 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
         if not exports:
             raise VitkitError("verbs.format-unavailable", f"no format works here: {next(iter(missing.values()))}")
         for name, reason in missing.items():
-            note(f"{name} is left out: {reason}")
+            log.warning("%s is left out: %s", name, reason)
         files: dict[str, Exported] = {}
         facts: dict[str, dict[str, Any]] = {}
         for name, result in exports.items():
@@ -104,13 +106,10 @@ def bench_formats(model: str | Path, batches: Sequence[int], rounds: int, out: P
     compared_on = next(iter(exports.values())).compared_on
     title = f"{model}, exported to each format and compared on {compared_on}"
     cells, headings = [table_cells(row, COLUMNS) for row in rows], [heading for heading, _ in COLUMNS.values()]
-    if out is not None:
-        write_results(out, rows, _chart(str(model), rows))
-    written = [] if out is None else [f"{out / TABLE}, {out / PICTURE}"]
     return Result(
         "bench",
-        [title, *aligned([headings, *cells]), _LEGEND, *written],
-        {"model": str(model), "results": tuple(rows), "missing": missing, "compared_on": compared_on, "out": out},
+        [title, *aligned([headings, *cells]), _LEGEND],
+        {"model": str(model), "results": tuple(rows), "missing": missing, "compared_on": compared_on},
         json={"model": str(model), "compared_on": compared_on, "results": rows, "missing": missing},
         rows=rows,
         pictures={"Exported files": lambda: _chart(str(model), rows)},
@@ -125,21 +124,6 @@ def table_cells(row: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) 
     values = dict(row) | {"images_per_s": median, "quartiles": f"{low}-{high}"}
     formats = {name: text_format for name, (_, text_format) in columns.items()}
     return ["" if values[name] is None else formats[name].format(values[name]) for name in columns]
-
-
-def write_results(out: Path, rows: Sequence[Mapping[str, Any]], figure: Figure) -> None:
-    """Write the rows as a table, and the figure as a picture, into a folder."""
-    import csv
-
-    from vitkit.reporting.plots import save_figure
-    from vitkit.system.files import replacing
-
-    out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / TABLE) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    save_figure(figure, out / PICTURE)
 
 
 def _chart(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:

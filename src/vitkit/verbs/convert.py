@@ -39,7 +39,6 @@ def convert(
     *,
     to: Annotated[Kind | None, f"The layout: {_KINDS}; by default according to the suffix of DST."] = None,
     num_classes: Annotated[int | None, Between(0)] = None,
-    image_size: Annotated[int | None, Between(1)] = None,
     heads: Annotated[int | None, Between(1)] = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     allow_partial: bool = False,
@@ -61,13 +60,9 @@ def convert(
         to: the layout: folder (vitkit's), npz (Google's), timm or hf; by default according to the destination's suffix.
         num_classes: the number of classes of a new head with zero weights, or 0 for no head; by default the existing
             head is kept.
-        image_size: another image size, in pixels; position embeddings are resized with the method of the model's
-            publisher.
         heads: the number of attention heads, if the checkpoint does not determine it.
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
+        preprocess: the preprocessing of images, in a form that `vitkit.load` accepts; by default that of the model, or
+            an assumed one if the model states none.
         allow_partial: convert the tensors that fit, even if others are missing or left over.
         force: overwrite `destination`.
         progress: called with the current task, the number of finished items and the total number of items.
@@ -104,7 +99,7 @@ def convert(
             raise VitkitError(
                 "verbs.out-not-empty", f"{destination} contains something other than a model: choose a new name"
             )
-        classifier = load(source, num_classes, image_size, allow_partial=allow_partial, **overrides)
+        classifier = load(source, num_classes, allow_partial=allow_partial, **overrides)
         _write(classifier, destination, kind)
     assert classifier.report is not None
     temperature = None if kind == VITKIT or classifier.temperature == 1 else classifier.temperature

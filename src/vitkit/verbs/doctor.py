@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from vitkit.data.doctor.examine import Diagnosis
     from vitkit.data.labels import Suspect
     from vitkit.data.table import ImageTable
-    from vitkit.weights.preprocessing import PreprocessLike
-
-
-_DEFAULT_PREPROCESS = Preprocess(size=(224, 224))
-_LEVEL = 0.05  # of the tests with `against`
-_CONFLICTS = {  # `against` compares photographs without labels
-    "--against": ("--labels", "--data-root", "--preprocess", "--layout"),
-    "a list of suspected label errors": ("--layout", "--follow-links", "--preprocess"),
-}
 
 
 @check_arguments
@@ -46,10 +37,8 @@ def doctor(
     out: Path | str | None = None,
     *,
     against: str | Path | Classifier | None = None,
-    level: float = _LEVEL,
     labels: Path | str | None = None,
     data_root: Path | str | None = None,
-    preprocess: str | PreprocessLike | None = None,
     layout: LayoutName = "auto",
     follow_links: bool = False,
     force: bool = False,
@@ -77,14 +66,11 @@ def doctor(
         out: also write an HTML page with pictures.
         against: a run or model folder, or a file that was exported from one: check whether the photographs in `data` (a
             folder, an image or a glob pattern) are similar to its validation and test images.
-        level: with `against`, the probability of a false alarm, above 0 and below 1.
         labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data. For
             label_errors.csv, the suspected label errors that the label file has decided are not listed: those with a
             row that was added since the run or that confirms the label.
         data_root: the folder that now contains the run's images, which may have been renamed; only for
             label_errors.csv.
-        preprocess: how training will fit pictures to the input of the model, such as `fit=pad` or `crop_pct=0.95`, or
-            another form that `vitkit.load` accepts. By default, the centre is cropped (`crop_pct=0.875`).
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         follow_links: also search the folders and files that links lead to outside of the folder.
         force: overwrite `out`.
@@ -117,25 +103,14 @@ def doctor(
     from vitkit.data.labels import is_list_of_suspects
 
     out, labels, data_root = path_of(out), path_of(labels), path_of(data_root)
-    has_suspects = against is None and is_list_of_suspects(data)
-    given = {
-        "--against": against is not None,
-        "a list of suspected label errors": has_suspects,
-        "--labels": labels,
-        "--data-root": data_root,
-        "--preprocess": preprocess is not None,
-        "--layout": layout != "auto",
-        "--follow-links": follow_links,
-    }
-    check_conflicts(given, _CONFLICTS)
+    # `against` compares photographs without labels.
+    flags = {"--labels": labels, "--data-root": data_root, "--layout": layout != "auto"}
+    check_conflicts({"--against": against is not None}, flags)
     if against is not None:
-        return compare_with_run(against, data, out, level, follow_links=follow_links, force=force)
-    if level != _LEVEL:
-        raise VitkitError(
-            "verbs.option-missing",
-            "--level is the level of the tests with --against: add --against RUN, or leave it out",
-        )
-    if has_suspects:
+        return compare_with_run(against, data, out, follow_links=follow_links, force=force)
+    if is_list_of_suspects(data):
+        flags = {"--layout": layout != "auto", "--follow-links": follow_links}
+        check_conflicts({"a list of suspected label errors": True}, flags)
         return _review_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
         raise VitkitError(
@@ -145,16 +120,11 @@ def doctor(
     from vitkit.data.doctor.examine import examine
     from vitkit.reporting.dataset_report import write_checkup
 
-    requested = _DEFAULT_PREPROCESS
-    if preprocess is not None:
-        from vitkit.weights.preprocessing import preprocess_of
-
-        requested = preprocess_of(preprocess, _DEFAULT_PREPROCESS)
     table = read_corrected(str(data), None if labels is None else str(labels), layout, follow_links=follow_links)
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
     with exclusive_out(out, force=force):
-        diagnosis = examine(table, requested)
+        diagnosis = examine(table, Preprocess(size=(224, 224)))
         if out is not None:
             write_checkup(out, diagnosis)
     arguments = [str(data), *([] if labels is None else ["--labels", str(labels)])]
@@ -177,6 +147,9 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, arguments: str) -> Result:
     sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
     counts = figures["classes"]
     width, largest = max(map(len, counts)), max(counts.values())
+    splits, formats, modes = (
+        ", ".join(f"{count} {name}" for name, count in figures[kind].items()) for kind in ("splits", "formats", "modes")
+    )
     lines = [
         f"{about}, {images.place}",
         *([images.layout] if images.layout else []),
@@ -184,9 +157,9 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, arguments: str) -> Result:
             f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(40 * counts[name] / largest))}"
             for name in sorted(counts, key=natural_key)
         ),
-        *([f"splits   {_counts_in_words(figures['splits'])}"] if figures["splits"] else []),
-        f"formats  {_counts_in_words(figures['formats'])}",
-        f"colours  {_counts_in_words(figures['modes'])}",
+        *([f"splits   {splits}"] if splits else []),
+        f"formats  {formats}",
+        f"colours  {modes}",
         *(
             f"{name:7}  {figures[name]['min']:g} to {figures[name]['max']:g}, "
             f"median {figures[name]['median']:g} ({unit})"
@@ -224,10 +197,6 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, arguments: str) -> Result:
         html=html,
         next_step=next_step,
     )
-
-
-def _counts_in_words(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 _PRINTED = 20  # the number of suspects in the printed table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,39 +41,27 @@ class UnfamiliarPhoto:
     confidence: float
     familiar: float | None
 
-    def cells(self) -> tuple[str, ...]:
-        """Return the values as the cells of a table row."""
-        familiar = "" if self.familiar is None else f"{self.familiar:.4f}"
-        return harmless(self.path), self.label, f"{self.confidence:.3f}", familiar
-
-    def caption(self) -> tuple[str, ...]:
-        """Return the values as the lines below the photograph."""
-        familiar = [] if self.familiar is None else [f"familiar {self.familiar:.4f}"]
-        return f"{self.label}, {self.confidence:.3f}", *familiar, Path(self.path).name
-
 
 def compare_with_run(
     model: str | Path | Classifier,
     photos: str | Path,
     out: Path | None,
-    level: float,
     *,
     follow_links: bool,
     force: bool,
 ) -> Result:
     """Check whether photographs are similar to the validation and test images of a model; see `vitkit.doctor`."""
-    from vitkit.evaluation.drift import Sample, class_shares, drift_tests
+    from vitkit.evaluation.drift import LEVEL, Sample, class_shares, drift_tests
 
-    if not 0 < level < 1:
-        raise VitkitError("verbs.option-invalid", f"--level {level} must be above 0 and below 1")
     names, notes = source_names(photos), Notes()
+    name = Path(model).resolve().name if isinstance(model, (str, Path)) else "the model"
     if out is not None:
         check_out(out, (".html",), source_folders(names))
     paths, _ = find_pictures(names, notes, follow_links=follow_links)
     paths = list(dict.fromkeys(paths))
     with exclusive_out(out, force=force):
         classifier = open_model(model, notes)
-        trust = _trust_of(classifier, model, notes)
+        trust = _trust_of(classifier, name, notes)
         classifier = classifier.use(images=len(paths))
         sample, unfamiliar, errors = _predict(classifier, trust, paths)
         if len(sample) < _FEW:
@@ -88,25 +75,29 @@ def compare_with_run(
                 "now": test.now,
                 "p": test.p,
                 "adjusted": test.adjusted,
-                "differs": test.adjusted <= level,
+                "differs": test.adjusted <= LEVEL,
             }
             for test in tests
         ]
-        different = [test.title for test in tests if test.adjusted <= level]
-        verdict = _verdict(_name_of(model), len(sample), trust, different)
+        different = [test.title for test in tests if test.adjusted <= LEVEL]
+        verdict = _verdict(name, len(sample), trust, different)
         earlier, now = class_shares(before, classes), class_shares(sample, classes)
-        shares = {name: (earlier[name], now[name]) for name in classes}
+        shares = {label: (earlier[label], now[label]) for label in classes}
         if out is not None:
             from vitkit.reporting.dataset_report import write_drift
 
-            captions = [(photo.path, photo.caption()) for photo in unfamiliar]
-            write_drift(out, verdict, rows, shares, captions, notes.lines, level)
+            captions = []
+            for photo in unfamiliar:
+                familiar = [] if photo.familiar is None else [f"familiar {photo.familiar:.4f}"]
+                caption = (f"{photo.label}, {photo.confidence:.3f}", *familiar, Path(photo.path).name)
+                captions.append((photo.path, caption))
+            write_drift(out, verdict, rows, shares, captions, notes.lines, LEVEL)
     facts = {
         "differs": bool(different),
         "images": len(sample),
         "validation_images": len(trust.held_out),
         "test_images": 0 if trust.tests is None else len(trust.tests),
-        "level": level,
+        "level": LEVEL,
         "tests": tests,
         "shares": shares,
         "unfamiliar": unfamiliar,
@@ -114,14 +105,17 @@ def compare_with_run(
         "computed": classifier.computed,
         "notes": tuple(notes.lines),
     }
-    chance = f"{100 * level:g}%"
+    chance = f"{100 * LEVEL:g}%"
     headings = ("", "images of the run", "these photographs", "p", "adjusted")
     cells = [(test.title, test.before, test.now, f"{test.p:.4f}", f"{test.adjusted:.4f}") for test in tests]
-    photographs = [photo.cells() for photo in unfamiliar[:_PRINTED]]
+    photographs = []
+    for photo in unfamiliar[:_PRINTED]:
+        value = "" if photo.familiar is None else f"{photo.familiar:.4f}"
+        photographs.append((harmless(photo.path), photo.label, f"{photo.confidence:.3f}", value))
     lines = [
         verdict,
         *aligned([headings, *cells]),
-        f"an adjusted value is at most {level:g} in no more than {chance} of comparisons in which nothing differs",
+        f"an adjusted value is at most {LEVEL:g} in no more than {chance} of comparisons in which nothing differs",
         "",
         "photographs that differ most:",
         *aligned([("path", "label", "confidence", "familiar"), *photographs]),
@@ -130,21 +124,15 @@ def compare_with_run(
         *([f"with photographs: {out}"] if out is not None else []),
     ]
 
-    def html() -> str:
-        from vitkit.text.pages import component
-
-        return f"<p>{escape(verdict)}</p>" + component("tests", rows)
-
     answers = {"is_trustworthy": not different, "verdict": verdict}
     named_tests = [{"name": test.name, **row} for test, row in zip(tests, rows, strict=True)]
     changes = {name: {"before": before, "now": now} for name, (before, now) in shares.items()}
     return Result(
         "doctor",
         lines,
-        {"model": _name_of(model), **facts, "out": out, **answers},
+        {"model": name, **facts, "out": out, **answers},
         json=facts | {"tests": named_tests, "shares": changes},
         rows=rows,
-        html=html,
     )
 
 
@@ -160,11 +148,7 @@ def _verdict(model: str, images: int, trust: Trust, different: Sequence[str]) ->
     return f"no difference between {photographs} and {compared} was found"
 
 
-def _name_of(model: str | Path | Classifier) -> str:
-    return Path(model).resolve().name if isinstance(model, (str, Path)) else "the model"
-
-
-def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Notes) -> Trust:
+def _trust_of(classifier: Classifier, name: str, notes: Notes) -> Trust:
     """Return the record of the model's predictions for validation and test images, and note its limitations."""
     from vitkit.inference.trust import NOT_FITTED
 
@@ -172,7 +156,7 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
     if trust is None:
         raise VitkitError(
             "verbs.record-missing",
-            f"{_name_of(model)} has no record of validation images to compare with: use {NOT_FITTED}",
+            f"{name} has no record of validation images to compare with: use {NOT_FITTED}",
         )
     if folds := trust.held_out.folds:
         notes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
-from vitkit.inference.prediction import as_utf8, parquet_files
-from vitkit.system.files import empty_array, path_or_address, staged
-from vitkit.system.progress import Progress, Say, ignore, progress, silent
+from vitkit.system.files import path_or_address
+from vitkit.system.progress import Progress, Say, receiver, silent
 from vitkit.system.run_files import FINDINGS, REPORT, SPLIT
 from vitkit.text.arguments import Only, check_arguments
-from vitkit.verbs.cluster import Cells, OpenedModel, check_cluster, computed_on_cluster, write_by_ray
 from vitkit.verbs.inputs import (
     PREPROCESS,
     check_conflicts,
     exclusive_out_folder,
     open_for_labels,
     path_of,
-    select_shard,
 )
 from vitkit.verbs.options import Compute, Names, Promises
 from vitkit.verbs.result import Notes, Result
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     from vitkit.data.earlier_labels import ChangesSinceRuns
     from vitkit.data.split_file import Changes
     from vitkit.data.table import ImageTable
-    from vitkit.evaluation.evaluator import Outcomes
     from vitkit.evaluation.metrics import Evaluation
     from vitkit.weights.preprocessing import PreprocessLike
 
@@ -108,7 +104,11 @@ class EvaluationResult(Result):
         from vitkit.evaluation.promises import trust_lines
         from vitkit.text.pages import decimals
 
-        lines = [f"{self._images_in_words()} of {path_or_address(self.root)} ({self.computed})"]
+        split, counted, total = self.headline.split, self.headline.images, len(self.evaluation.paths)
+        images = f"{total} {split} images"
+        if counted != total:
+            images = f"{counted} of {images}, without {total - counted} that the weights had seen,"
+        lines = [f"{images} of {path_or_address(self.root)} ({self.computed})"]
         for name, value, interval in self._summary():
             lines.append(f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else ""))
         lines += tta_lines(self.figures)
@@ -121,13 +121,6 @@ class EvaluationResult(Result):
         lines += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
         report = "" if self.report is None else f"; report: {self.report}"
         return [*lines, "", f"{self.headline.words}{report}"]
-
-    def _images_in_words(self) -> str:
-        """Describe the images that the figures are based on."""
-        split, counted, total = self.headline.split, self.headline.images, len(self.evaluation.paths)
-        if counted == total:
-            return f"{total} {split} images"
-        return f"{counted} of {total} {split} images, without {total - counted} that the weights had seen,"
 
     def _summary(self) -> Iterator[tuple[str, float, str]]:
         """Yield the name, the value and the 95 % interval of each main figure. The interval is text, or empty."""
@@ -170,9 +163,8 @@ def evaluate(
     promises: Annotated[Promises, Only(("coverage", "accuracy"))] = Promises(),
     tta: str | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
-    compute: Annotated[Compute, Only(("backend", "precision", "device", "cluster"))] = Compute(),
+    compute: Annotated[Compute, Only(("backend", "precision", "device"))] = Compute(),
     force: bool = False,
-    shard: str | None = None,
     progress: Progress = silent,
 ) -> EvaluationResult:
     """Evaluate a classifier on labelled images, overall and for each class.
@@ -205,14 +197,10 @@ def evaluate(
             (its centre and four corners), or `flip,crops` (all ten). The images are also evaluated without these views,
             and the difference is reported with its interval and its cost. Promises are not measured
             then, because they are based on single views of the validation images.
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
-        compute: where and how the model computes. With `cluster`, every machine must be able to write next to `out`.
+        preprocess: the preprocessing of images, in a form that `vitkit.load` accepts; by default that of the model, or
+            an assumed one if the model states none.
+        compute: where and how the model computes.
         force: overwrite files in `out`.
-        shard: evaluate only one part of the images, such as 2/8: the second of eight runs of consecutive images. The
-            figures are those of this part.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
@@ -220,222 +208,106 @@ def evaluate(
             lacks, a name in `classes` belongs to no image, or `out` is not empty.
         OSError: `out` cannot be written.
     """
-    out, data_root = path_of(out), path_of(data_root)
-    request = _EvaluationRequest(
-        model=model,
-        data=data,
-        data_root=data_root,
-        labels=labels,
-        split=split,
-        layout=layout,
-        follow_links=follow_links,
-        names=names,
-        promises=promises,
-        tta=tta,
-        preprocess=preprocess,
-        compute=compute,
-        shard=shard,
-    )
-    check_cluster(compute, out, model)
-    given = {"DATA": data, "--data-root": data_root, "--cluster": compute.cluster, "--tta": tta}
-    # --data-root is the folder of the run's own images, and --tta measures how long the images take on this machine.
-    check_conflicts(given, {"--data-root": ("DATA",), "--tta": ("--cluster",)})
-    return request.evaluate(out, Notes(), force=force)
+    from vitkit.data.splits import held_out_split
+    from vitkit.evaluation.evaluator import earlier_figures
+    from vitkit.evaluation.figures import all_figures, tta_figures
+    from vitkit.evaluation.promises import trust_figures
 
-
-@dataclass(frozen=True)
-class _EvaluationRequest:
-    """The arguments of `evaluate` that affect the figures. They can be sent to other processes."""
-
-    model: str | Path | Classifier
-    data: str | Path | None
-    data_root: Path | None
-    labels: str | Path | None
-    split: str | None
-    layout: LayoutName
-    follow_links: bool
-    names: Names
-    promises: Promises
-    tta: str | None
-    preprocess: str | PreprocessLike | None
-    compute: Compute
-    shard: str | None
-
-    @property
-    def folder(self) -> Path | None:
-        """The path of the model, which may be the folder of a run; None for a classifier in memory."""
-        return Path(self.model) if isinstance(self.model, (str, Path)) else None
-
-    def open(self, note: Say) -> tuple[Classifier, ImageTable, ImageTable | None]:
-        """Return the classifier, the images to evaluate, and all images that the run recorded (None with `data`)."""
-        from vitkit.data.corrections import correct, read_corrected
-        from vitkit.data.labels import read_labels
-
-        make_classifier = open_for_labels(self.model, self.names, note, self.preprocess)
-        run_table = self._recorded_images()
-        if run_table is None:
-            assert self.data is not None
-            table = read_corrected(
-                self.data, self.labels, self.layout, follow_links=self.follow_links, may_be_one_class=True
+    out, data_root, notes, is_of_run = path_of(out), path_of(data_root), Notes(), data is None
+    folder = Path(model) if isinstance(model, (str, Path)) else None  # may be the folder of a run
+    check_conflicts({"--data-root": data_root}, {"DATA": data})
+    make_classifier = open_for_labels(model, names, notes, preprocess)
+    table, run_table = _labelled_images(folder, data, data_root, labels, layout, follow_links=follow_links)
+    for line in (*table.overlooked, *table.unmatched, *table.corrections):
+        notes(line)
+    classifier = make_classifier(table)
+    classifier.preprocess.check_known()
+    if run_table is not None and names.classes is None:
+        classes, recorded = tuple(classifier.classes), run_table.classes
+        if set(classes) == set(recorded) and classes != recorded:
+            raise VitkitError(
+                "verbs.class-order",
+                f"model.json has its classes in another order than {SPLIT}, so predictions would get wrong names: "
+                "restore the file that was edited",
+            )
+    coverage, accuracy = promises.coverage, promises.accuracy
+    if tta is not None:  # raise an error for options that cannot be combined with views
+        classifier.with_views(tta).rules(coverage=coverage, accuracy=accuracy)
+    folders = set(table.folders)
+    if not folders:  # a run has recorded its images, but not the folders that were searched
+        folders = {(table.root / path).parent for path in table.paths} if _is_list(table) else {table.root}
+    with exclusive_out_folder(out, sorted(map(str, folders)), force=force):  # before anything is computed
+        if out is not None:
+            _ = classifier.model  # raises an error for an exported file, as the report needs the model
+        changes = None
+        if run_table is not None and folder is not None:
+            table, changes = _exclude_changed_images(folder, table, split, data_root, notes)
+        split = split or held_out_split(table)
+        earlier = _changes_since_run(folder, run_table, table, split, changes)
+        images = table if split == "all" else table.of_split(split)
+        classifier = classifier.use(compute.backend, compute.precision, len(images), device=compute.device)
+        if tta is not None and len(images):  # warm up, as the time with views is compared with that without
+            next(classifier.stream([images.file(0)]))
+        evaluate_with = partial(_evaluate, table=table, split=split, earlier=earlier, run=folder, run_table=run_table)
+        evaluation, seconds = evaluate_with(classifier)
+        seen, caveat = seen_images(classifier, folder or "the model", table, split, is_of_run=is_of_run)
+        if tta is None:
+            extra = trust_figures(
+                classifier, evaluation, seen, is_of_run=is_of_run, coverage=coverage, accuracy=accuracy
             )
         else:
-            table = run_table if self.labels is None else correct(run_table, read_labels(self.labels), may_add=False)
-        for line in (*table.overlooked, *table.unmatched, *table.corrections):
-            note(line)
-        classifier = make_classifier(table)
-        classifier.preprocess.check_known()
-        if run_table is not None and self.names.classes is None:
-            classes, recorded = tuple(classifier.classes), run_table.classes
-            if set(classes) == set(recorded) and classes != recorded:
-                raise VitkitError(
-                    "verbs.class-order",
-                    f"model.json has its classes in another order than {SPLIT}, so predictions would get wrong names: "
-                    "restore the file that was edited",
-                )
-        return classifier, table, run_table
+            classifier, single_view = classifier.with_views(tta), evaluation
+            assert classifier.views is not None
+            views = (str(classifier.views), classifier.views.count)
+            evaluation, seconds_of_views = evaluate_with(classifier)
+            extra = tta_figures(single_view, evaluation, seen, views, (seconds, seconds_of_views))
+        has_labels = labels is not None or (not is_of_run and _is_list(table))  # of a file
+        if problems := _problems(folder if is_of_run else None, evaluation, has_labels=has_labels):
+            extra["problems"] = problems
+        further = classifier.computation | ({} if changes is None else changes.to_dict())
+        further |= earlier_figures(evaluation, earlier, seen) | extra
+        figures = all_figures(evaluation, seen, classifier.provenance, further, caveat)
+        findings = _findings(evaluation, figures)
+        for finding in findings:
+            notes(finding)
+        report = None
+        if out is not None:
+            from vitkit.reporting.evaluation_report import write_evaluation
 
-    def _recorded_images(self) -> ImageTable | None:
-        """Return the images that the run has recorded; None if `data` names other images."""
-        folder = self.folder
-        if self.data is not None:
-            return None
-        from vitkit.data.split_file import images_of_run
+            write_evaluation(out, classifier, evaluation, table, figures, findings, partial(receiver(), "laying out"))
+            report = out / REPORT
+    return EvaluationResult(evaluation, figures, table.root, classifier.computed, report, tuple(notes.lines))
 
-        if self.layout != "auto" or self.follow_links:
-            flag = "--follow-links" if self.follow_links else f"--layout {self.layout}"
-            raise VitkitError(
-                "verbs.option-conflict", f"{flag} applies to the folders of DATA: pass DATA, or leave out the flag"
-            )
-        if folder is None:
-            raise VitkitError("verbs.record-missing", "a classifier in memory has no record of its data: pass the data")
-        if not (folder / SPLIT).is_file():
-            raise VitkitError(
-                "verbs.record-missing", f"{folder} has no record of its data; pass the data: vitkit eval {folder} DATA"
-            )
-        return images_of_run(folder / SPLIT, self.data_root)
 
-    def evaluate(self, out: Path | None, notes: Notes, *, force: bool) -> EvaluationResult:
-        """Compute the figures, and write the report into `out` if it is not None."""
-        from vitkit.data.splits import held_out_split
-        from vitkit.evaluation.evaluator import earlier_figures, tested_images
-        from vitkit.evaluation.figures import all_figures, tta_figures
-        from vitkit.evaluation.promises import trust_figures
+def _labelled_images(
+    folder: Path | None,
+    data: str | Path | None,
+    data_root: Path | None,
+    labels: str | Path | None,
+    layout: LayoutName,
+    *,
+    follow_links: bool,
+) -> tuple[ImageTable, ImageTable | None]:
+    """Return the images to evaluate, and all images that the run in `folder` recorded (None with `data`)."""
+    from vitkit.data.corrections import correct, read_corrected
+    from vitkit.data.labels import read_labels
+    from vitkit.data.split_file import images_of_run
 
-        folder, tta, is_of_run = self.folder, self.tta, self.data is None
-        classifier, table, run_table = self.open(notes)
-        coverage, accuracy = self.promises.coverage, self.promises.accuracy
-        if tta is not None:  # raise an error for options that cannot be combined with views
-            classifier.with_views(tta).rules(coverage=coverage, accuracy=accuracy)
-        lock = exclusive_out_folder(
-            "--out", out, _folders_of(table), "or use --force to overwrite its files", may_have_files=force
+    if data is not None:
+        return read_corrected(data, labels, layout, follow_links=follow_links, may_be_one_class=True), None
+    if layout != "auto" or follow_links:
+        flag = "--follow-links" if follow_links else f"--layout {layout}"
+        raise VitkitError(
+            "verbs.option-conflict", f"{flag} applies to the folders of DATA: pass DATA, or leave out the flag"
         )
-        with lock:  # before anything is computed
-            if out is not None:
-                _ = classifier.model  # raises an error for an exported file, as the report needs the model
-            changes = None
-            if run_table is not None and folder is not None:
-                table, changes = _exclude_changed_images(folder, table, self.split, self.data_root, notes)
-            name = self.split or held_out_split(table)
-            earlier = _changes_since_run(folder, run_table, table, name, changes)
-            if self.shard is not None:
-                tested = [i for i, split in enumerate(table.splits) if name in ("all", split)]
-                left_out = set(tested) - set(select_shard(tested, self.shard))
-                table = table.take([i for i in range(len(table)) if i not in left_out])
-                notes(f"the figures are those of the images in part {self.shard} alone")
-            computation, outcomes = None, None
-            if self.compute.cluster is not None and len(rows := tested_images(table, name, earlier)):
-                assert out is not None
-                computation, outcomes = self._outcomes_of_cluster(out, rows)
-            else:
-                images, compute = table if name == "all" else table.of_split(name), self.compute
-                classifier = classifier.use(compute.backend, compute.precision, len(images), device=compute.device)
-                if tta is not None and len(images):  # warm up, as the time with views is compared with that without
-                    next(classifier.stream([images.file(0)]))
-            evaluate_with = partial(
-                _evaluate, table=table, split=name, earlier=earlier, run=folder, run_table=run_table, outcomes=outcomes
-            )
-            evaluation, seconds = evaluate_with(classifier)
-            seen, caveat = seen_images(classifier, folder or "the model", table, name, is_of_run=is_of_run)
-            if tta is None:
-                extra = trust_figures(
-                    classifier, evaluation, seen, is_of_run=is_of_run, coverage=coverage, accuracy=accuracy
-                )
-            else:
-                classifier, single_view = classifier.with_views(tta), evaluation
-                assert classifier.views is not None
-                views = (str(classifier.views), classifier.views.count)
-                evaluation, seconds_of_views = evaluate_with(classifier)
-                extra = tta_figures(single_view, evaluation, seen, views, (seconds, seconds_of_views))
-            if problems := self._problems(evaluation, table):
-                extra["problems"] = problems
-            further = classifier.computation | ({} if changes is None else changes.to_dict())
-            further |= earlier_figures(evaluation, earlier, seen) | extra
-            further |= computation or {}
-            figures = all_figures(evaluation, seen, classifier.provenance, further, caveat)
-            findings = _findings(evaluation, figures)
-            for finding in findings:
-                notes(finding)
-            report = None
-            if out is not None:
-                from vitkit.reporting.evaluation_report import write_evaluation
-
-                write_evaluation(out, classifier, evaluation, table, figures, findings, partial(progress, "laying out"))
-                report = out / REPORT
-        computed = classifier.computed if computation is None else computed_on_cluster(computation)
-        return EvaluationResult(evaluation, figures, table.root, computed, report, tuple(notes.lines))
-
-    def _outcomes_of_cluster(self, out: Path, rows: ImageTable) -> tuple[Mapping[str, Any], Outcomes]:
-        """Run the model on a cluster, and return how the outputs were computed, and the output or error of each image.
-
-        The workers write the outputs to Parquet files next to `out`. The files are deleted after they have been read
-        into one array, which `empty_array` maps to a temporary file if it is large.
-        """
-        import pyarrow
-        from pyarrow.dataset import dataset
-
-        kinds = {"path": pyarrow.string(), "error": pyarrow.string(), "output": pyarrow.list_(pyarrow.float32())}
-        path_of_cell = {as_utf8(path): path for path in rows.paths}  # Parquet stores UTF-8, unlike file systems
-        outcomes, array = dict[str, Any](), None
-        with staged(out) as folder:
-            folder.mkdir()
-            open_model, schema = partial(self.open_on_worker, len(rows)), pyarrow.schema(kinds)
-            computation = write_by_ray(open_model, rows.paths, schema, folder, self.compute)
-            for batch in dataset(list(map(str, parquet_files(folder)))).to_batches():
-                for cell, error, output in zip(*batch.columns, strict=True):
-                    path, i = path_of_cell[cell.as_py()], len(outcomes)
-                    if error.is_valid:
-                        outcomes[path] = error.as_py()
-                        continue
-                    array = empty_array((len(rows), len(output))) if array is None else array
-                    array[i] = output.values.to_numpy()
-                    outcomes[path] = array[i]
-        return computation, outcomes
-
-    def open_on_worker(self, images: int, computation: Mapping[str, Any] | None) -> OpenedModel:
-        """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
-        classifier, table, _ = self.open(ignore)
-        choice = computation or {"backend": self.compute.backend, "precision": self.compute.precision}
-        classifier = classifier.use(choice["backend"], choice["precision"], images, device=self.compute.device)
-
-        def compute(paths: Iterable[str]) -> Iterator[Cells]:
-            names = list(paths)
-            for name, (_, outcome) in zip(names, classifier.assessments(map(table.at, names)), strict=True):
-                yield (name, outcome, None) if isinstance(outcome, str) else (name, None, outcome)
-
-        return classifier.computation, compute
-
-    def _problems(self, evaluation: Evaluation, table: ImageTable) -> list[str]:
-        """Return the problems that the run found in its images, and whether labels may be the model's predictions."""
-        from vitkit.data.doctor.examine import caveats_of, read_findings
-
-        problems = []
-        if self.data is None and self.folder is not None:
-            problems = caveats_of(read_findings(self.folder / FINDINGS))
-        if (self.labels is not None or (self.data is not None and _is_list(table))) and evaluation.accuracy == 1:
-            problems.append(
-                "every label equals the prediction, as if the labels had been made from predictions of this model"
-            )
-        return problems
+    if folder is None:
+        raise VitkitError("verbs.record-missing", "a classifier in memory has no record of its data: pass the data")
+    if not (folder / SPLIT).is_file():
+        raise VitkitError(
+            "verbs.record-missing", f"{folder} has no record of its data; pass the data: vitkit eval {folder} DATA"
+        )
+    recorded = images_of_run(folder / SPLIT, data_root)
+    return recorded if labels is None else correct(recorded, read_labels(labels), may_add=False), recorded
 
 
 def _evaluate(
@@ -446,7 +318,6 @@ def _evaluate(
     earlier: ChangesSinceRuns,
     run: Path | None,
     run_table: ImageTable | None,
-    outcomes: Outcomes | None,
 ) -> tuple[Evaluation, float]:
     """Evaluate the classifier, and return the evaluation and its duration in seconds.
 
@@ -462,9 +333,7 @@ def _evaluate(
     from vitkit.evaluation.metrics import grouped
 
     start = time.monotonic()
-    evaluation = evaluate_with_earlier_labels(
-        classifier, table, split, earlier, partial(progress, "evaluating"), outcomes
-    )
+    evaluation = evaluate_with_earlier_labels(classifier, table, split, earlier, partial(receiver(), "evaluating"))
     seconds = time.monotonic() - start
     if run_table is not None and run is not None:
         chosen = chosen_on(evaluation.split, classifier.provenance.get("recipe", {}), task_of(classifier.thresholds))
@@ -543,12 +412,16 @@ def _exclude_changed_images(
     return table, changes
 
 
-def _folders_of(table: ImageTable) -> list[str]:
-    """Return the folders of the images, into which no output may be written."""
-    folders = set(table.folders)
-    if not folders:  # a run has recorded its images, but not the folders that were searched
-        folders = {(table.root / path).parent for path in table.paths} if _is_list(table) else {table.root}
-    return sorted(map(str, folders))
+def _problems(run: Path | None, evaluation: Evaluation, *, has_labels: bool) -> list[str]:
+    """Return the problems that the run found in its images, and whether labels may be the model's predictions."""
+    from vitkit.data.doctor.examine import caveats_of, read_findings
+
+    problems = [] if run is None else caveats_of(read_findings(run / FINDINGS))
+    if has_labels and evaluation.accuracy == 1:
+        problems.append(
+            "every label equals the prediction, as if the labels had been made from predictions of this model"
+        )
+    return problems
 
 
 def _is_list(table: ImageTable) -> bool:

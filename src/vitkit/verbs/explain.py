@@ -88,7 +88,10 @@ class Explanations(Result):
 
     def lines(self) -> list[str]:
         """Return a line with the reason for each image without an explanation, and a line with counts and the page."""
-        return [*(f"{path}: {reason}" for path, reason in self.unreadable.items()), self._outcome]
+        outcome = f"{self.count}: nothing to explain"
+        if self.page is not None:
+            outcome = f"{self.count}, {self.method}: {self.page}"
+        return [*(f"{path}: {reason}" for path, reason in self.unreadable.items()), outcome]
 
     @property
     def count(self) -> str:
@@ -96,12 +99,8 @@ class Explanations(Result):
         images = plural(len(self.explained) + len(self.unreadable), "image", "images")
         return f"{images} ({len(self.unreadable)} unreadable)"
 
-    @property
-    def _outcome(self) -> str:
-        return f"{self.count}: nothing to explain" if self.page is None else f"{self.count}, {self.method}: {self.page}"
-
     def __repr__(self) -> str:
-        return f"<Explanations: {self._outcome}>"
+        return f"<Explanations: {self.lines()[-1]}>"
 
 
 @check_arguments
@@ -139,10 +138,8 @@ def explain(
             by its map.
         target: the class to explain: its name, its number, or `top` for the most probable one.
         layer: the layer to explain, for methods that explain one layer; -1 is the last.
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
+        preprocess: the preprocessing of images, in a form that `vitkit.load` accepts; by default that of the model, or
+            an assumed one if the model states none.
         compute: the device to compute on.
         force: write to `out` even if it is not empty.
         progress: called with the current task, the number of finished items and the total number of items.
@@ -189,8 +186,8 @@ def open_model_and_images(
         check_outside("--out", folder, source_folders(names))
     paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
     for folder in folders:
-        check_not_among_images("--out", folder, paths)
-    with exclusive_out_folder("--out", folders[0], (), "or --force to write into it", may_have_files=force):
+        check_not_among_images(folder, paths)
+    with exclusive_out_folder(folders[0], (), force=force):
         classifier = open_model(model, notes, compute.device, preprocess)
         if paths:
             classifier.preprocess.check_known()

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.exporting.elsewhere import ELSEWHERE, OtherRuntime
 from vitkit.exporting.formats import FORMATS, INT8, PRECISIONS, Format, is_exported, wrong_suffix
@@ -48,13 +47,11 @@ def export(
     out: Path | str | None = None,
     *,
     data: str | Path | None = None,
-    layout: LayoutName = "auto",
     data_root: Path | str | None = None,
     image_size: str | int | tuple[int, int] | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     precision: Dtype = "float32",
     max_drop: Annotated[float, Between(0, 1)] = 0.01,
-    dynamic_batch: bool = True,
     with_preprocess: bool = False,
     force: bool = False,
     progress: Progress = silent,
@@ -83,19 +80,15 @@ def export(
             .tensorrt.
         out: the file to write; by default named after the model, in the current folder.
         data: the images for the comparison; by default those of the run.
-        layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         data_root: the folder that now contains the run's images, which may have been renamed.
         image_size: another image size, in pixels; position embeddings are resized. One number, (height, width), or text
             such as "384,512".
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
+        preprocess: the preprocessing of images, in a form that `vitkit.load` accepts; by default that of the model, or
+            an assumed one if the model states none.
         precision: the precision of the stored weights. With `int8`, layers also compute in it. This requires a run
             whose split has training and validation images, or such a folder as `data`.
         max_drop: the largest loss of accuracy that is accepted from INT8, on validation images. If INT8 loses more, the
             most sensitive layers stay in floating point.
-        dynamic_batch: accept batches of any size instead of only single images.
         with_preprocess: put the normalisation, the temperature and the softmax into the file. It then takes `pixels`
             (batch, height, width, 3) in uint8, resized and cropped, and also returns `probabilities`.
         force: overwrite `out`.
@@ -114,7 +107,16 @@ def export(
             operation that files may not contain. No file is left.
     """
     model_path = Path(model) if isinstance(model, (str, Path)) else None
-    size = None if image_size is None else _height_and_width(image_size)
+    size = None
+    if image_size is not None:
+        text = ",".join(map(str, image_size)) if isinstance(image_size, tuple) else str(image_size)
+        if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", text) is None:
+            raise VitkitError(
+                "verbs.option-invalid",
+                f"--image-size {text} must be one number of pixels, or height,width such as 384,512",
+            )
+        sides = [int(side) for side in re.split("[,x]", text)]
+        size = (sides[0], sides[-1])
     runtime, out = _destination(model_path, to, path_of(out))
     from vitkit.exporting.elsewhere import check_replaceable
     from vitkit.exporting.pictures import choose_pictures
@@ -126,11 +128,6 @@ def export(
             "verbs.option-conflict", f"--with-preprocess cannot be combined with {conflict}: leave one of them out"
         )
     if runtime in ELSEWHERE:
-        if not dynamic_batch:
-            raise VitkitError(
-                "verbs.option-conflict",
-                f"--no-dynamic-batch cannot be combined with --to {runtime}: leave one of them out",
-            )
         ELSEWHERE[runtime].check(precision)
         check_replaceable(out, ELSEWHERE[runtime], force=force)
     else:
@@ -142,10 +139,10 @@ def export(
     if precision == INT8:
         from vitkit.verbs.int8 import find_photographs, prepare_int8
 
-        photographs = find_photographs(model_path, data, layout, data_root)
+        photographs = find_photographs(model_path, data, data_root)
         pictures = photographs.choose("val")
     else:
-        pictures = choose_pictures(model_path, data, layout, data_root)
+        pictures = choose_pictures(model_path, data, "auto", data_root)
     check_outside("--out", out, map(str, pictures.folders))
     notes = Notes()
     if not isinstance(model, (str, Path)):
@@ -165,18 +162,17 @@ def export(
     classifier.preprocess.check_known()  # before the conversion, which takes long
     if runtime in ELSEWHERE:
         return _export_elsewhere(classifier, runtime, out, pictures, notes, precision=precision, force=force)
-    batch = form.batch if dynamic_batch else 1
     int8 = None if photographs is None else prepare_int8(classifier, photographs, max_drop)
-    options = {"force": force, "batch": batch, "precision": precision, "int8": int8}
+    options = {"force": force, "batch": form.batch, "precision": precision, "int8": int8}
     if with_preprocess:  # packages have no such option
         options["with_preprocess"] = True
     outcome = _write(classifier, model_path, out, pictures, **options)
-    (height, width), sizes = classifier.preprocess.size, "any batch" if batch is None else f"batch {batch}"
+    (height, width), sizes = classifier.preprocess.size, "any batch" if form.batch is None else f"batch {form.batch}"
     written = f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s "
     written += f"(weights {precision}, {height}x{width} pixels, {sizes})"
     facts = {"file": out, "compared_on": pictures.description, "outcome": outcome}
     facts |= {"to": runtime, "precision": precision}
-    facts |= {"image_size": (height, width), "batch": batch, "notes": tuple(notes.lines)}
+    facts |= {"image_size": (height, width), "batch": form.batch, "notes": tuple(notes.lines)}
     json = {"file": out, "compared_on": pictures.description, **dataclasses.asdict(outcome)}
     lines, speeds = _outcome_lines(outcome, form.runtime, pictures.description), dict(outcome.images_per_s)
     lines += [written, *_INSTRUCTIONS.get(runtime, ())]
@@ -238,16 +234,6 @@ def _write(classifier: Classifier, model_path: Path | None, out: Path, pictures:
         card = model_card_text(out.stem, classifier, version_of(model_path), model_path)
     runtime = partial(fetch_url, RUNTIME_URL, RUNTIME_SHA256)  # downloads ONNX Runtime Web if a package needs it
     return write_package(classifier, out, pictures, card, runtime=runtime, **options)
-
-
-def _height_and_width(size: str | int | tuple[int, int]) -> tuple[int, int]:
-    text = ",".join(map(str, size)) if isinstance(size, tuple) else str(size)
-    if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", text) is None:
-        raise VitkitError(
-            "verbs.option-invalid", f"--image-size {text} must be one number of pixels, or height,width such as 384,512"
-        )
-    sides = [int(side) for side in re.split("[,x]", text)]
-    return sides[0], sides[-1]
 
 
 def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tuple[Runtime, Path]:

@@ -11,7 +11,6 @@ from vitkit.exporting.formats import is_exported
 from vitkit.model.names import NetworkConfig, config_for, is_model_name, is_network_name
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
-from vitkit.verbs.inputs import PREPROCESS
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from vitkit.model.build import LoadReport
     from vitkit.profiling.model_info import ModelInfo
     from vitkit.weights.loading import LoadPlan
-    from vitkit.weights.preprocessing import PreprocessLike
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ def info(
     shapes: bool = False,
     image_size: Annotated[int | None, Between(1)] = None,
     heads: Annotated[int | None, Between(1)] = None,
-    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     allow_partial: bool = False,
     progress: Progress = silent,
 ) -> Result:
@@ -80,10 +77,6 @@ def info(
         shapes: list the shape, parameters and cost of each stage of the model.
         image_size: another image size, in pixels.
         heads: the number of attention heads, if the checkpoint does not determine it.
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
         allow_partial: report on a checkpoint even if tensors are missing or left over.
         progress: called with the current task, the number of finished items and the total number of items.
 
@@ -95,7 +88,7 @@ def info(
     Raises:
         VitkitError: there is no such model, or it does not support these options.
     """
-    options: dict[str, Any] = {"image_size": image_size, "heads": heads, "preprocess": preprocess}
+    options: dict[str, Any] = {"image_size": image_size, "heads": heads}
     options = {name: value for name, value in options.items() if value is not None}
     from vitkit.profiling.model_info import describe
 
@@ -103,18 +96,13 @@ def info(
         if options:
             raise VitkitError(
                 "verbs.model-in-memory",
-                "the size, heads and preprocessing of a classifier in memory are fixed: leave such options out",
+                "the size and heads of a classifier in memory are fixed: leave such options out",
             )
         return _result("classifier", describe(model.model.config), _origin(model), shapes=shapes)
     name = str(model)
     if (is_model_name(name) or is_network_name(name)) and not Path(name).exists():
         from vitkit.model.build import config_of
 
-        if preprocess is not None:
-            raise VitkitError(
-                "verbs.option-conflict",
-                f"{name} is the name of a model without weights: --preprocess requires a checkpoint",
-            )
         return _result(name, describe(config_of(name, **options)), None, shapes=shapes)
     if is_exported(name) and Path(name).is_file():
         raise VitkitError(

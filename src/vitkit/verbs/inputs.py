@@ -1,33 +1,29 @@
-"""The inputs and outputs that verbs share: models, images, label files, names of classes, output files, and choices.
+"""The inputs and outputs that verbs share: models, images, names of classes, and output files.
 
 Models are opened by path, by name or from memory. Images are found in files, in folders and by patterns. Outputs are
 never written next to the photographs, are locked while they are written, and replace existing files only with `force`.
-`split_choices` splits lists of choices.
 """
 
 from __future__ import annotations
 
+import codecs
 import copy
 import csv
 import glob
-import io
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vitkit.data.file_names import why_ignored
 from vitkit.data.labels import refuse_encoding
-from vitkit.data.remote import RemoteFile
 from vitkit.data.sources import find_source, storage_at
-from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
-from vitkit.system.files import address_of, check_local, exclusive, exclusive_in, is_empty, path_or_address, read_bytes
+from vitkit.system.files import check_local, exclusive, exclusive_in, is_empty, read_bytes
 from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import JOINT, listed, one_of, plural
@@ -145,16 +141,14 @@ def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
     return names
 
 
-def check_conflicts(given: Mapping[str, object], conflicts: Mapping[str, Collection[str]]) -> None:
-    """Raise an error if two options that exclude each other are given.
+def check_conflicts(given: Mapping[str, object], others: Mapping[str, object]) -> None:
+    """Raise an error if one of some options is combined with one of others that it excludes.
 
-    Args:
-        given: options as they are written on the command line; the value is true if the option is given.
-        conflicts: for each of these options, those that it cannot be combined with.
+    The keys are the options as they are written on the command line; a value is true if the option is used.
     """
-    for option, others in conflicts.items():
-        for other in others:
-            if given[option] and given[other]:
+    for option, value in given.items():
+        for other, other_value in others.items():
+            if value and other_value:
                 raise VitkitError(
                     "verbs.option-conflict", f"{option} cannot be combined with {other}: leave out one of them"
                 )
@@ -193,94 +187,25 @@ def find_pictures(sources: Iterable[str], note: Say, *, follow_links: bool = Fal
     return paths, not overlooked.unreadable
 
 
-def read_list(file: str) -> Iterator[str]:
-    """Yield the images that a file lists, without repetitions. Lines of standard input (`-`) are yielded immediately.
+def read_list(file: str) -> list[str]:
+    """Return the images that a file lists, without repetitions.
 
     Each line is a path or a URL. Empty lines are ignored, and spaces at the ends of a line belong to the path.
     """
-    name, seen = f"@{file}", set[str]()
     try:
-        stream = _standard_input(name) if file == "-" else io.BytesIO(read_bytes(file))
-        for number, data in enumerate(stream):
-            if b"\0" in data:
-                raise VitkitError(
-                    "verbs.list-unreadable",
-                    f"{name} is not a list: expected a UTF-8 text file with a path or an address on each line",
-                )
-            data = data if number else data.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of UTF-8
-            line = data.decode("utf-8", "surrogateescape").removesuffix("\n").removesuffix("\r")
-            if line.strip() and line not in seen:
-                seen.add(line)
-                yield line
+        content = read_bytes(file)
     except OSError as error:
-        raise VitkitError("verbs.list-unreadable", f"{name}: {error.strerror or error}") from error
-    if not seen:
-        raise VitkitError("verbs.list-empty", f"{name} lists no image: expected a path or an address on each line")
-
-
-def _standard_input(name: str) -> BinaryIO:
-    if sys.stdin is None:
-        raise VitkitError("verbs.input-closed", f"{name}: standard input is closed")
-    return sys.stdin.buffer
-
-
-STDIN_PATH = "standard input"  # the path in the row of a picture that was read from standard input
-
-
-@dataclass(frozen=True)
-class _StdinStorage:
-    """A storage with one picture, which was read from standard input. The key of the picture is empty."""
-
-    content: bytes = field(repr=False)
-    name: str = STDIN_PATH
-
-    def keys(self) -> Collection[str]:
-        return ("",)
-
-    def open(self, key: str) -> BinaryIO:  # noqa: ARG002  # there is only one
-        return io.BytesIO(self.content)
-
-    def stamp(self, key: str) -> bytes | None:  # noqa: ARG002
-        return None
-
-
-def read_stdin_picture() -> Stored:
-    """Read standard input, which must contain the bytes of one picture."""
-    if not (content := _standard_input("-").read()):
-        raise VitkitError("verbs.input-empty", "-: expected the bytes of a picture on standard input, which is empty")
-    return Stored(_StdinStorage(content), "")
-
-
-def source_of_line(line: str) -> str | Stored:
-    """Return the image that a line of a list names: a path, or a remote file if the line is a URL."""
-    return line if address_of(line) is None else Stored(RemoteFile(line), "")
-
-
-def labels_by_path(paths: Sequence[str], labels: str | Path, folders: Sequence[str], note: Say) -> dict[str, str]:
-    """Read a label file, and return the label of each picture by path. Pictures that it excludes are left out.
-
-    The label is empty for a picture without a row. Paths in the label file are absolute, or relative to one of the
-    `folders` that were searched for pictures, or to the current folder if there are none.
-    """
-    from vitkit.data.labels import EXCLUDED, PathFinder, read_labels
-
-    absolute = [os.path.abspath(path) for path in paths]  # noqa: PTH100  # which does not follow links
-    finders = [PathFinder(Path(folder).absolute(), absolute) for folder in folders or ["."]]
-    label_of: dict[int, str] = {}  # by the position in `paths`
-    unmatched = []
-    for edit in read_labels(labels).edits:
-        matches = {i for finder in finders for i in finder.find(edit.path)}
-        label_of |= dict.fromkeys(matches, edit.label.strip())
-        if not matches:
-            unmatched.append(edit.path)
-    if unmatched:
-        note(f"{len(unmatched)} rows of {labels} match none of these images: {listed(unmatched)}")
-    if excluded := sum(label == EXCLUDED for label in label_of.values()):
-        note(f"{excluded} of {len(paths)} images are left out by {labels}")
-    label_of_path = {path: label_of.get(i, "") for i, path in enumerate(paths) if label_of.get(i) != EXCLUDED}
-    if not label_of_path:
-        raise VitkitError("verbs.images-missing", f"{labels} leaves out every image")
-    return label_of_path
+        raise VitkitError("verbs.list-unreadable", f"@{file}: {error.strerror or error}") from error
+    if b"\0" in content:
+        raise VitkitError(
+            "verbs.list-unreadable",
+            f"@{file} is not a list: expected a UTF-8 text file with a path or an address on each line",
+        )
+    text = content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+    lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
+    if not lines:
+        raise VitkitError("verbs.list-empty", f"@{file} lists no image: expected a path or an address on each line")
+    return list(dict.fromkeys(lines))
 
 
 def source_folders(sources: Iterable[str]) -> list[str]:
@@ -292,16 +217,11 @@ def source_folders(sources: Iterable[str]) -> list[str]:
     return [name for name in names if Path(name).is_dir() or storage_at(Path(name)) is not None]
 
 
-def check_suffix(out: Path, suffixes: Collection[str]) -> None:
-    """Check that the suffix of an output file is one of `suffixes`."""
-    if out.suffix.lower() not in suffixes:
-        raise VitkitError("verbs.out-suffix", f"--out {path_or_address(out)} must end in {' or '.join(suffixes)}")
-
-
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
     """Check that an output file has an allowed suffix, and a folder that exists and is outside the source folders."""
-    check_suffix(out, suffixes)
     check_local(out)
+    if out.suffix.lower() not in suffixes:
+        raise VitkitError("verbs.out-suffix", f"--out {out} must end in {' or '.join(suffixes)}")
     if not out.parent.is_dir():
         raise VitkitError("verbs.folder-missing", f"--out {out}: there is no folder {out.parent}")
     if out.is_dir():
@@ -324,23 +244,22 @@ def exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive_out_folder(
-    flag: str, path: Path | None, folders: Iterable[str], advice: str, *, may_have_files: bool
-) -> Iterator[None]:
+def exclusive_out_folder(out: Path | None, folders: Iterable[str], *, force: bool) -> Iterator[None]:
     """Lock an output folder in a `with` block. The folder must lie outside the source folders; None is not locked.
 
-    Without `may_have_files`, the folder must be missing or empty. Error messages contain `flag`, and the message about
-    a folder that is not empty ends with `advice`.
+    Without `force`, the folder must be missing or empty.
     """
-    if path is None:
+    if out is None:
         yield
         return
-    check_outside(flag, path, folders)
-    if path.exists() and not path.is_dir():
-        raise VitkitError("verbs.out-kind", f"{flag} {path} is a file; choose a folder")
-    with exclusive_in(path):
-        if not may_have_files and not is_empty(path):
-            raise VitkitError("verbs.out-not-empty", f"{flag} {path} is not empty: choose a new folder, {advice}")
+    check_outside("--out", out, folders)
+    if out.exists() and not out.is_dir():
+        raise VitkitError("verbs.out-kind", f"--out {out} is a file; choose a folder")
+    with exclusive_in(out):
+        if not force and not is_empty(out):
+            raise VitkitError(
+                "verbs.out-not-empty", f"--out {out} is not empty: choose a new folder, or --force to write into it"
+            )
         yield
 
 
@@ -354,7 +273,7 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
             )
 
 
-def check_not_among_images(flag: str, out: Path, paths: Iterable[str]) -> None:
+def check_not_among_images(out: Path, paths: Iterable[str]) -> None:
     """Raise an error if an output folder lies among the source images.
 
     The folder itself must not contain a source image. A folder above it may contain one if it has no other image, or
@@ -368,7 +287,7 @@ def check_not_among_images(flag: str, out: Path, paths: Iterable[str]) -> None:
         images = sum(why_ignored(file.name) is None for file in resolved.iterdir())
         if resolved == target or (resolved != Path.cwd() and images > 1):
             raise VitkitError(
-                "verbs.out-in-source", f"{flag} {out} lies in {folder}: nothing is written next to the photographs"
+                "verbs.out-in-source", f"--out {out} lies in {folder}: nothing is written next to the photographs"
             )
 
 
@@ -391,16 +310,6 @@ def select_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
             f"--shard {shard} divides {plural(len(items), 'image', 'images')}: use at most as many parts",
         )
     return items[len(items) * (number - 1) // count : len(items) * number // count]
-
-
-def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the choices from a list, or from text with commas between them, without repetitions."""
-    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
-    known = [name for name in known if name != "auto"]
-    for part in parts or [""]:  # an empty list raises an error, too
-        if part not in known:
-            raise VitkitError("verbs.option-invalid", f"{flag} {part!r} is none of {', '.join(known)}")
-    return list(dict.fromkeys(parts))
 
 
 # --- Names of classes, for models of images and text (CLIP and SigLIP) ----------------------------------------
@@ -485,106 +394,53 @@ def open_images_and_words(
 
 
 def named_classes(classes: str | Sequence[str]) -> list[str]:
-    """Return class names from a list, from text with commas or semicolons between the names, or from a file.
+    """Return class names from a list, from text with commas between the names, or from a .txt file.
 
-    In a .txt file, each line is a name; if there is only one line, it is read like text. A .csv or .tsv file has the
-    names in its column class, label or name, or in its only column. A .json file contains a list, or an object with
-    numbers and names as in class_indices.json.
+    In a file, each line is a name; if there is only one line, it is read like text.
 
     Raises:
         VitkitError: the file does not exist or lists no classes, or a name contains a semicolon.
     """
     if not isinstance(classes, str):
         return list(classes)
-    flag, path = "--classes", Path(classes)
-    suffix = path.suffix.lower()
-    if suffix in _LIST_SUFFIXES:
+    flag, suffix = "--classes", Path(classes).suffix.lower()
+    if suffix == ".txt":
         flag = f"--classes {classes}"
         try:
-            data = path.read_bytes()
+            data = read_bytes(classes)
             refuse_encoding(flag, data)
             text = data.decode("utf-8-sig")
-        except OSError as error:
-            raise VitkitError("verbs.names-unreadable", f"{flag}: cannot be read: {error}") from error
-        except UnicodeDecodeError as error:
-            raise VitkitError(
-                "verbs.names-unreadable", f"{flag}: cannot be read: it is not in UTF-8 ({error.reason})"
-            ) from error
-        if suffix == ".json":
-            names = _names_in_json(text, flag)
-        elif suffix == ".txt":
-            lines = [line.strip() for line in text.splitlines() if line.strip()]
-            names = lines if len(lines) != 1 else _names_in_text(lines[0], flag)
-        else:
-            names = _names_in_table(text, flag)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = f"it is not in UTF-8 ({error.reason})" if isinstance(error, UnicodeDecodeError) else error
+            raise VitkitError("verbs.names-unreadable", f"{flag}: cannot be read: {reason}") from error
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        names = lines if len(lines) != 1 else _names_in_text(lines[0], flag)
     else:
-        is_path = os.sep in classes or "/" in classes or bool(path.suffix)
+        is_path = os.sep in classes or "/" in classes or bool(suffix)
         if is_path and os.path.exists(classes):  # noqa: PTH110  # Path.exists fails for text too long for a path
             raise VitkitError(
                 "verbs.names-invalid",
-                f"--classes {classes} is not a list of classes: expected a {', '.join(_LIST_SUFFIXES)} file, or names",
+                f"--classes {classes} is not a list of classes: expected names, or a .txt file with one a line",
             )
         names = _names_in_text(classes, flag)
     for name in names:
         if JOINT in name:
             raise VitkitError(
                 "verbs.names-invalid",
-                f"{flag}: {name!r} contains a semicolon, which class names must not contain: list its parts separately",
+                f"{flag}: {name!r} contains a semicolon, which class names must not contain: put commas between names",
             )
     return names
 
 
-_LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".json")
-_COLUMNS = ("class", "label", "name", "classes", "labels", "names")
-_FULL_WIDTH = {0xFF0C: ",", 0x3001: ",", 0xFF1B: ";"}  # commas and the semicolon of Chinese and Japanese
+_FULL_WIDTH = {0xFF0C: ",", 0x3001: ","}  # commas of Chinese and Japanese
 
 
 def _names_in_text(text: str, flag: str) -> list[str]:
-    """Split names at line ends and at commas, or at semicolons if no line has a comma.
-
-    A name that contains a comma must be in double quotes.
-    """
+    """Split names at commas and line ends. A name that contains a comma must be in double quotes."""
     lines = [line.translate(_FULL_WIDTH) for line in text.splitlines() if line.strip()]
-    delimiter = "," if any("," in line for line in lines) else ";"
     try:
-        rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
-        return [name.strip() for row in rows for name in row]
+        return [name.strip() for row in csv.reader(lines, skipinitialspace=True, strict=True) for name in row]
     except csv.Error as error:
         raise VitkitError(
             "verbs.names-invalid", f"{flag} {text!r:.60}: a quote is not closed, or is inside a name ({error})"
         ) from error
-
-
-def _names_in_table(text: str, flag: str) -> list[str]:
-    try:
-        header = next(iter(text.splitlines()), "")
-        delimiter = max(",;\t", key=header.count)
-        rows = list(csv.reader(io.StringIO(text), delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        raise VitkitError("verbs.names-invalid", f"{flag} is not a CSV file: {error}") from error
-    rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
-    titles = [title.lower() for title in rows[0]] if rows else []
-    column = next((titles.index(name) for name in _COLUMNS if name in titles), None)
-    if column is None and any(len([cell for cell in row if cell]) > 1 for row in rows):
-        raise VitkitError(
-            "verbs.names-invalid", f"{flag} needs a column called class, label or name; it has: {', '.join(rows[0])}"
-        )
-    cells = [row[0] for row in rows] if column is None else [row[column] for row in rows[1:] if len(row) > column]
-    return list(dict.fromkeys(filter(None, cells)))
-
-
-def _names_in_json(text: str, flag: str) -> list[str]:
-    from vitkit.model_folder import numbered_names
-    from vitkit.system.files import from_json
-
-    try:
-        value = from_json(text)
-        names = list(numbered_names(value)) if isinstance(value, dict) else value
-    except (ValueError, TypeError, AttributeError) as error:
-        raise VitkitError("verbs.names-invalid", f"{flag} cannot be read as class names: {error}") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise VitkitError(
-            "verbs.names-invalid",
-            f"{flag} contains no classes: expected a list, or an object that maps numbers to names",
-        )
-    return names

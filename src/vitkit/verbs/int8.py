@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from vitkit.classifier import Classifier
-from vitkit.data.layout import LayoutName
 from vitkit.data.sources import read_source
 from vitkit.data.split_file import groups_from_file, images_of_run, read_contents
 from vitkit.data.table import ImageTable
@@ -49,13 +48,13 @@ class Photographs:
         return pictures_of(self.table, split, self.contents, max_images)
 
 
-def find_photographs(model: Path | None, data: str | None, layout: LayoutName, root: Path | None) -> Photographs:
+def find_photographs(model: Path | None, data: str | None, root: Path | None) -> Photographs:
     """Find the photographs that INT8 requires: those in `data`, or by default those of the run in the folder `model`.
 
     `root` is the folder that now contains the run's images, if they have been moved.
     """
     if data is not None:
-        photographs = Photographs(read_source(data, layout), {}, None)
+        photographs = Photographs(read_source(data), {}, None)
     elif model is not None and (model / SPLIT).is_file():
         contents = {} if root else read_contents(model / SPLIT)
         photographs = Photographs(images_of_run(model / SPLIT, root), contents, model)

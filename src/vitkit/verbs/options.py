@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from vitkit.errors import VitkitError
 from vitkit.inference.backends.registry import PRECISIONS, backend_names
 from vitkit.system.environment import DeviceName
 from vitkit.text.arguments import Between, Options
@@ -42,29 +41,6 @@ class Compute(Options):
     """The number of images in a batch; by default a value that suits the backend."""
     device: DeviceName = "auto"
     """The device to compute on: cpu, cuda, mps, or auto for a CUDA GPU if there is one, else the CPU."""
-    cluster: str | None = None
-    """Divide the images among the machines of a Ray cluster: ray for one process for each GPU, or for each machine if
-    there are no GPUs, or ray:N for N processes. Rows are then written into a folder `out` of .parquet files, in any
-    order.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.workers  # raises an error for a wrong `cluster`
-
-    @property
-    def workers(self) -> int | None:
-        """The number of processes of `cluster`; None if it is not set.
-
-        Raises:
-            VitkitError: `cluster` is neither `ray` nor `ray:N`.
-        """
-        name, colon, number = (self.cluster or "ray").partition(":")
-        if name != "ray" or (colon and not (number.isdecimal() and 0 < int(number) < 10**5)):
-            raise VitkitError(
-                "verbs.option-invalid", f"cluster must be ray, or ray:N for N processes, not {self.cluster!r:.60}"
-            )
-        return int(number) if colon else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +84,7 @@ class Names(Options):
     """
 
     classes: str | tuple[str, ...] | None = None
-    """Names of classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a .txt, .csv, .tsv or .json file that
-    lists them.
-    """
+    """Names of classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a .txt file with a name a line."""
     templates: tuple[str, ...] = ()
     """With `classes`, a sentence with {} in place of the class name; the vectors of several sentences are averaged. By
     default the published sentences.

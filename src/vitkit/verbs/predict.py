@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from html import escape
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vitkit.data.remote import check_writable, local_copy, names_at, write_file
+from vitkit.data.remote import RemoteFile
+from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.inference.prediction import (
     FORMATS,
-    TABLES,
     Columns,
     Csv,
     Row,
@@ -26,39 +23,27 @@ from vitkit.inference.prediction import (
     Tally,
     WrittenRows,
     appending_rows,
-    check_parquet,
     class_and_doubt,
-    parquet_schema,
     partial_of,
-    read_parquet,
     read_rows,
-    tally_parquet,
-    write_table,
     written_rows,
 )
-from vitkit.system.files import address_of, exclusive, path_or_address
+from vitkit.system.files import address_of, exclusive
 from vitkit.system.logger import log
-from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
+from vitkit.system.progress import Progress, Say, progress, reporting_to, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import plural
-from vitkit.text.workbook import check_rows
-from vitkit.verbs.cluster import Cells, OpenedModel, check_cluster, computed_on_cluster, parquet_folder, write_by_ray
+from vitkit.text.workbook import check_rows, write_workbook
 from vitkit.verbs.inputs import (
     PREPROCESS,
-    STDIN_PATH,
     check_conflicts,
-    check_not_among_images,
     check_out,
-    check_suffix,
-    exclusive_out_folder,
     find_pictures,
     open_named,
     path_of,
     read_list,
-    read_stdin_picture,
     select_shard,
     source_folders,
-    source_of_line,
     split_sources,
 )
 from vitkit.verbs.options import Compute, Names, Promises
@@ -66,34 +51,22 @@ from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources
-    from vitkit.data.in_memory import PictureInMemory
-    from vitkit.data.storage import Stored
     from vitkit.inference.prediction import Prediction
-    from vitkit.reporting.plots import Album
     from vitkit.weights.preprocessing import PreprocessLike
 
 
 Write = Callable[["Prediction"], None]
-Source = Callable[[str], "str | Stored"]  # takes the name of an image, and returns a path or the file to read
+Source = Callable[[str], str | Stored]  # takes the name of an image, and returns a path or the file to read
 Writer = Callable[[RowFormat, int], Write]  # called once with the format of the rows and the number of images
-
-_CONFLICTS = {  # what options and kinds of images cannot be combined with
-    "pictures in memory": ("--resume", "--pictures", "--shard", "--cluster"),
-    "- (one picture on standard input)": ("other images", "--resume", "--pictures", "--cluster"),
-    "@FILE (a list of images)": ("other images", "--pictures"),
-    "--cluster": ("--resume", "--pictures"),
-    "--resume": ("--force",),
-}
 
 # Without `out`, this writer receives the rows instead of the result. The command line prints them as they are computed.
 WRITER: ContextVar[Writer | None] = ContextVar("writer", default=None)
+_WORKBOOK = ".xlsx"  # written at the end, so that it cannot be resumed
 
 
 @dataclass(frozen=True, repr=False)
 class Predictions(Result):
     """The predictions of a classifier. Iterating over them yields a `Row` for each image.
-
-    The rows are in the order of the images, except with `cluster`.
 
     A row has the `path` of the image, its `label` (None if it was rejected or the image cannot be read), its
     `confidence`, an `error` if the image cannot be read, and the `top` classes if more than one was requested. Its
@@ -130,20 +103,11 @@ class Predictions(Result):
     kept: tuple[Row, ...] = ()
     unknown: int = 0
 
-    @property
-    def place(self) -> str:
-        """Return the file or address with the rows as text; empty if they are in memory."""
-        return "" if self.out is None else path_or_address(self.out)
-
     def __iter__(self) -> Iterator[Row]:
         if self.kept or self.out is None:
             yield from self.kept
         else:
-            with local_copy(self.out) as file:
-                if file.suffix.lower() == ".parquet":
-                    yield from read_parquet(file, Csv(self.form.columns))
-                else:
-                    yield from (row for _, row in read_rows(file, self.form))
+            yield from (row for _, row in read_rows(self.out, self.form))
 
     def __len__(self) -> int:
         return self.images
@@ -171,7 +135,7 @@ class Predictions(Result):
         """Return the numbers of images, unreadable images and withheld labels, and how the labels were computed."""
         numbers = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
         numbers |= {} if self.form.columns.rules.unknown is None else {"unknown": self.unknown}
-        where = {} if self.out is None else {"out": self.place}
+        where = {} if self.out is None else {"out": str(self.out)}
         return {**numbers, "computed": self.computed, **where}
 
     def lines(self) -> list[str]:
@@ -179,7 +143,7 @@ class Predictions(Result):
         rejected = f", {self.rejected} rejected" if self.form.columns.may_reject else ""
         rejected += "" if self.form.columns.rules.unknown is None else f", {self.unknown} of them as unknown"
         images = plural(self.images, "image", "images")
-        where = "" if self.out is None else f": {self.place}"
+        where = "" if self.out is None else f": {self.out}"
         lines = [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}"]
         unlabelled = self.rejected + self.unreadable
         if unlabelled or self.form.columns.may_reject:
@@ -207,7 +171,6 @@ def predict(
     sources: str | Sources = (),
     *,
     out: Path | str | None = None,
-    pictures: Path | str | None = None,
     top: Annotated[int, Between(1)] = 1,
     names: Names = Names(),
     promises: Promises = Promises(),
@@ -234,31 +197,24 @@ def predict(
     Args:
         model: a run or model folder, a checkpoint of any published layout, an exported file, or a published name. A
             classifier in memory is accepted, too.
-        sources: images, folders (including their sub-folders), or glob patterns; @FILE is a file that lists images, and
-            - is the bytes of one picture on standard input. In a list, each line is a path or an address (`https://`,
-            `s3://`, `hf://`); empty lines are ignored, and spaces at the ends of a line belong to the path. @- is a
-            list on standard input; without `out`, each line is answered as soon as it arrives, or `batch_size` lines at
-            a time. Pictures in memory are accepted, too: one or several PIL images, numpy arrays (height, width, C) or
-            torch tensors (C, height, width), either uint8 from 0 to 255 or floats from 0 to 1. An array or tensor with
-            four axes contains several pictures.
-        out: write rows to this .csv, .jsonl, .xlsx or .parquet file. The rows of the result are then read from this
-            file. Excel workbooks, Parquet files and files at an address such as s3://bucket/rows.csv are written at the
-            end, so they cannot be resumed.
-        pictures: write each image with its prediction as a PNG file into this folder.
+        sources: images, folders (including their sub-folders), or glob patterns; @FILE is a file that lists images. In
+            a list, each line is a path or an address (`https://`, `s3://`, `hf://`); empty lines are ignored, and
+            spaces at the ends of a line belong to the path. Pictures in memory are accepted, too: one or several PIL
+            images, numpy arrays (height, width, C) or torch tensors (C, height, width), either uint8 from 0 to 255 or
+            floats from 0 to 1. An array or tensor with four axes contains several pictures.
+        out: write rows to this .csv, .jsonl or .xlsx file. The rows of the result are then read from this file. Excel
+            workbooks are written at the end, so they cannot be resumed.
         top: list this many classes for each image.
         names: the classes of a model of CLIP or SigLIP; by default, those of the model.
         promises: what is promised about labels, and which labels are withheld for it.
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
             (its centre and four corners), or `flip,crops` (all ten). The time grows in proportion to the number of
             views. `vitkit eval --tta` measures the gain. There is no column `familiar` with this option.
-        preprocess: the preprocessing of images, as settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, or as the name of a publisher whose
-            preprocessing is used, such as `deit` or `google`. By default, it is that of the model,
-            or an assumed one if the model states none. See `vitkit.load`.
-        compute: where and how the model computes. With `cluster`, the rows are written into a folder `out` of .parquet
-            files, in any order.
+        preprocess: the preprocessing of images, in a form that `vitkit.load` accepts; by default that of the model, or
+            an assumed one if the model states none.
+        compute: where and how the model computes.
         resume: continue an interrupted `out`, or add rows for images that it lacks.
-        force: overwrite `out` and `pictures`.
+        force: overwrite `out`.
         shard: predict only one part of the images, such as 2/8: the second of eight runs of consecutive images.
         progress: called with the current task, the number of finished items and the total number of items.
 
@@ -267,266 +223,155 @@ def predict(
             written by another process, or the rows in `out` were written by another model.
         OSError: a file cannot be written.
     """
-    out, pictures = path_of(out), path_of(pictures)
-    check_cluster(compute, out, model)
+    out = path_of(out)
     files, in_memory = split_sources(sources)
     listed = next((name[1:] for name in files if name.startswith("@")), None)
-    request = _PredictCommand(
-        model=model,
-        files=tuple(files),
-        in_memory=tuple(in_memory),
-        listed=listed,
-        lines=tuple(read_list("-")) if listed == "-" and out is not None else None,
-        names=names,
-        promises=promises,
-        preprocess=preprocess,
-        tta=tta,
-        top=top,
-        compute=compute,
-    )
-    request.check(out, pictures, shard, resume=resume, force=force)
+    check_conflicts({"pictures in memory": in_memory}, {"--resume": resume, "--shard": shard})
+    check_conflicts({"@FILE (a list of images)": listed}, {"other images": len(files) > 1})
+    check_conflicts({"--resume": resume}, {"--force": force})
+    if not (files or in_memory):
+        raise VitkitError(
+            "verbs.images-missing", "there is no image: pass files, folders or patterns, or @FILE for a list"
+        )
+    if "-" in files or listed == "-":
+        raise VitkitError(
+            "verbs.images-missing", "nothing is read from standard input: pass files, or @FILE for a list of them"
+        )
+    if resume and out is None:
+        raise VitkitError("verbs.option-missing", "--resume requires --out, the file to continue")
     notes, folders = Notes(), [] if listed is not None else source_folders(files)
-    if compute.cluster is None and out is not None:
-        _check_out(out, folders, resume=resume)
-    if listed == "-" and out is None:
-        return _predict_lines(request, notes)
-    if out is not None and listed is not None and out.resolve() == Path(listed).resolve():
-        raise VitkitError("verbs.out-in-source", f"--out {out} is the list of images: choose another file")
-    paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
+    is_workbook = out is not None and out.suffix.lower() == _WORKBOOK
+    if out is not None:
+        check_out(out, (*FORMATS, _WORKBOOK), folders)
+        if resume and is_workbook:
+            raise VitkitError(
+                "verbs.resume-impossible",
+                f"--resume cannot continue {out}, which is written only at the end: use a .csv file",
+            )
+        if listed is not None and out.resolve() == Path(listed).resolve():
+            raise VitkitError("verbs.out-in-source", f"--out {out} is the list of images: choose another file")
+    is_whole = True
+    if in_memory:
+        paths = [picture.name for picture in in_memory]
+    elif listed is not None:
+        paths = read_list(listed)
+    else:  # before the model is loaded, so that a missing file is reported at once
+        paths, is_whole = find_pictures(files, notes)
+        paths = list(dict.fromkeys(paths))
     paths = list(select_shard(paths, shard))
-    if pictures is not None:
-        check_not_among_images("--pictures", pictures, paths)
-    suffix = "" if out is None else out.suffix.lower()
-    if suffix == ".xlsx":
+    if is_workbook:
         check_rows(len(paths))
-    if suffix == ".parquet":
-        check_parquet()
-    if compute.cluster is not None:
-        assert out is not None
-        with parquet_folder(out, folders, force=force) as folder:
-            _, columns = request.open(notes)  # before Ray is started, so that errors are reported at once
-            schema = parquet_schema(Csv(columns).names)
-            open_model = partial(request.open_on_worker, len(paths))
-            computation = write_by_ray(open_model, paths, schema, folder, compute)
-            tally = tally_parquet(folder)
-        return _result(tally, computed_on_cluster(computation), out, notes, Csv(columns), is_whole=is_whole)
-    may_exist = resume or force
-    advice = "continue it with --resume, or overwrite it with --force"
-    locked_pictures = exclusive_out_folder("--pictures", pictures, folders, advice, may_have_files=may_exist)
-    with locked_pictures, _output_file(out, may_exist=may_exist) as file:  # a temporary file if `out` is a URL
-        classifier, columns = request.open(notes)
-        growing_file = None if _is_table(file) else file  # gets each row as soon as it is computed
-        form = FORMATS[".csv" if growing_file is None else growing_file.suffix.lower()](columns)
+
+    def source(path: str) -> str | Stored:
+        is_remote = listed is not None and address_of(path) is not None
+        return Stored(RemoteFile(path), "") if is_remote else path
+
+    with _exclusive_rows(out, may_exist=resume or force):
+        classifier = open_named(model, names, notes, preprocess=preprocess)
+        classifier.preprocess.check_known()
+        classifier = classifier if tta is None else classifier.with_views(tta)
+        rules = classifier.rules(coverage=promises.coverage, accuracy=promises.accuracy, unknown=promises.unknown)
+        for line in rules.notes():
+            notes(line)
+        top, is_multi = min(top, len(classifier.classes)), classifier.task == "multi"
+        columns = Columns(top, promises.reject, is_multi, rules, classifier.unknown is not None)
+        form = FORMATS[".csv" if out is None or is_workbook else out.suffix.lower()](columns)
         written = WrittenRows(paths)
-        if file is not None and resume:
-            written = written_rows(file, form, paths)
+        if out is not None and resume:
+            written = written_rows(out, form, paths)
             if written.file is not None:
                 log.info(f"{written.tally.images} of {len(paths)} images are in {written.file}")
-        classifier = request.choose_backend(classifier, len(paths), notes, written)
+        classifier = _choose_backend(classifier, compute, len(paths), written, notes)
         if written.file is not None:
-            _check_same_model(classifier, written.file, form, request.source, written.computation)
-        album = None
-        if pictures is not None:
-            from vitkit.reporting.plots import Album
-
-            album = Album(pictures, folders, paths)
-        writer = WRITER.get() if file is None else None
+            _check_same_model(classifier, written, form, source)
+        writer = WRITER.get() if out is None else None
         writing: AbstractContextManager[Write | None]
-        if growing_file is not None:
-            writing = appending_rows(growing_file, form, paths, written, classifier.computation)
+        if out is not None and not is_workbook:  # the file gets each row as soon as it is computed
+            writing = appending_rows(out, form, paths, written, classifier.computation)
         else:
             writing = nullcontext(None if writer is None else writer(form, len(paths)))
         reporting = nullcontext() if writer is None else reporting_to(silent)  # the rows show the progress
-        with reporting, writing as write:
-            if album is not None and written.file is not None:
-                album.complete(row for _, row in read_rows(written.file, form))
-            # If rows cannot be written, closing ends the threads at once, not only when the exception is deleted.
-            images = in_memory or map(request.source, written.missing)
-            with closing(classifier.predict(images, compute.batch_size)) as predictions:
-                doubts = list[tuple[int, float]]() if columns.rules.sure is not None else None
-                rows = _process_predictions(predictions, columns, album, write, written.tally, len(paths), doubts)
-            if doubts:
-                _note_difference(classifier, doubts, notes)
-        if file is not None and growing_file is None:
-            write_table(file, Csv(columns).names, rows)
-    return _result(written.tally, classifier.computed, out, notes, form, is_whole=is_whole, kept=rows)
+        tally, images = written.tally, in_memory or map(source, written.missing)
+        # If rows cannot be written, closing ends the threads at once, not only when the exception is deleted.
+        with reporting, writing as write, closing(classifier.predict(images, compute.batch_size)) as predictions:
+            rows, doubts = _write_rows(predictions, columns, write, tally, len(paths))
+        if doubts:
+            _note_difference(classifier, doubts, notes)
+        if out is not None and is_workbook:
+            header = Csv(columns).names
+            write_workbook(out, header, (list(map(row.cells().get, header)) for row in rows))
+    return Predictions(
+        tally.images,
+        tally.unreadable,
+        tally.rejected,
+        classifier.computed,
+        is_whole and not tally.unreadable,
+        out,
+        tuple(notes.lines),
+        form,
+        tuple(rows),
+        tally.unknown,
+    )
 
 
-def _predict_lines(request: _PredictCommand, notes: Notes) -> Predictions:
-    """Predict the images on standard input as their lines arrive: `batch_size` lines at a time, or one by one."""
-    lines = read_list("-")
-    lines = chain([next(lines)], lines)  # so that an error in the first line is reported before the model is loaded
-    classifier, columns = request.open(notes)
-    # The number of images is not known. The backend for a single image has the shortest start-up time.
-    classifier = request.choose_backend(classifier, 1, notes)
-    form, tally, rows = Csv(columns), Tally(), list[Row]()
-    writer = WRITER.get()
-    write = None if writer is None else writer(form, 0)
-    doubts = list[tuple[int, float]]() if columns.rules.sure is not None else None
-    with reporting_to(silent):
-        while group := list(islice(lines, request.compute.batch_size or 1)):
-            predictions = classifier.predict(map(request.source, group), request.compute.batch_size)
-            rows += _process_predictions(predictions, columns, None, write, tally, 0, doubts)
-    if doubts:
-        _note_difference(classifier, doubts, notes)
-    return _result(tally, classifier.computed, None, notes, form, is_whole=True, kept=rows)
-
-
-def _result(
-    tally: Tally,
-    computed: str,
-    out: Path | None,
-    notes: Notes,
-    form: RowFormat,
-    *,
-    is_whole: bool,
-    kept: Sequence[Row] = (),
-) -> Predictions:
-    counts = (tally.images, tally.unreadable, tally.rejected)
-    is_whole = is_whole and not tally.unreadable
-    return Predictions(*counts, computed, is_whole, out, tuple(notes.lines), form, tuple(kept), tally.unknown)
-
-
-@dataclass(frozen=True)
-class _PredictCommand:
-    """The arguments of `predict` that affect the rows. They can be sent to other processes.
-
-    Most fields are arguments of `predict` under the same names. The others describe the images.
-    """
-
-    model: str | Path | Classifier
-    files: tuple[str, ...]  # files, folders and patterns
-    in_memory: tuple[PictureInMemory, ...]
-    listed: str | None  # the file that lists the images, or `-` for standard input
-    lines: tuple[str, ...] | None  # of the list on standard input; None without such a list or without `out`
-    names: Names
-    promises: Promises
-    preprocess: str | PreprocessLike | None
-    tta: str | None
-    top: int
-    compute: Compute
-
-    def check(self, out: Path | None, pictures: Path | None, shard: str | None, *, resume: bool, force: bool) -> None:
-        """Raise an error for arguments that are not allowed, before anything is opened."""
-        given = {
-            "--resume": resume,
-            "--force": force,
-            "--pictures": pictures,
-            "--shard": shard,
-            "--cluster": self.compute.cluster,
-            "pictures in memory": self.in_memory,
-            "- (one picture on standard input)": "-" in self.files,
-            "@FILE (a list of images)": self.listed,
-            "other images": len(self.files) > 1,
-        }
-        check_conflicts(given, _CONFLICTS)
-        if not (self.files or self.in_memory):
+@contextmanager
+def _exclusive_rows(out: Path | None, *, may_exist: bool) -> Iterator[None]:
+    """Lock the file to write in a `with` block; None is not locked."""
+    if out is None:
+        yield
+        return
+    with exclusive(out):
+        existing = next((file for file in (out, partial_of(out)) if file.exists()), None)
+        if existing is not None and not may_exist:
             raise VitkitError(
-                "verbs.images-missing", "there is no image: pass files, folders or patterns, or @FILE for a list"
+                "verbs.out-exists",
+                f"{existing} exists: continue it with --resume, overwrite it with --force, or choose another --out",
             )
-        if resume and out is None:
-            raise VitkitError("verbs.option-missing", "--resume requires --out, the file to continue")
-        if self.listed == "-" and out is None and shard is not None:
-            raise VitkitError("verbs.option-missing", "@- is answered line by line, so --shard requires --out")
-
-    def paths(self, note: Say) -> tuple[list[str], bool]:
-        """Return the names of the images without repetitions, and whether all folders could be read."""
-        if self.in_memory:
-            return [picture.name for picture in self.in_memory], True
-        if self.listed is not None:
-            return list(read_list(self.listed) if self.lines is None else self.lines), True
-        if self.files == ("-",):
-            return [STDIN_PATH], True
-        paths, is_whole = find_pictures(self.files, note)
-        return list(dict.fromkeys(paths)), is_whole
-
-    def source(self, path: str) -> str | Stored:
-        """Return the source of an image: a path, the picture on standard input, or a remote file that a list names."""
-        if self.files == ("-",):
-            return read_stdin_picture()
-        return path if self.listed is None else source_of_line(path)
-
-    def open(self, note: Say) -> tuple[Classifier, Columns]:
-        """Open the model, and return the classifier and the columns of its rows."""
-        classifier = open_named(self.model, self.names, note, preprocess=self.preprocess)
-        classifier.preprocess.check_known()
-        classifier = classifier if self.tta is None else classifier.with_views(self.tta)
-        promises = self.promises
-        rules = classifier.rules(coverage=promises.coverage, accuracy=promises.accuracy, unknown=promises.unknown)
-        for line in rules.notes():
-            note(line)
-        top, is_multi = min(self.top, len(classifier.classes)), classifier.task == "multi"
-        return classifier, Columns(top, promises.reject, is_multi, rules, classifier.unknown is not None)
-
-    def choose_backend(
-        self, classifier: Classifier, images: int, note: Say, written: WrittenRows | None = None
-    ) -> Classifier:
-        """Return the classifier with the requested backend, precision and device.
-
-        With `auto`, the backend is chosen by the total number of images. But if an earlier call has written rows, their
-        backend, precision and plan are used again, so that all rows are computed in the same way.
-        """
-        from vitkit.classifier import computed_in_words
-
-        use = partial(classifier.use, images=images, device=self.compute.device)
-        if written is None or written.computation is None:
-            return use(self.compute.backend, self.compute.precision)
-        earlier = computed_in_words(written.computation)
-        if self.compute.backend == self.compute.precision == "auto":
-            same: dict[str, Any] = {name: value or "auto" for name, value in written.computation.items()}
-            prepared = use(**same)
-        else:
-            prepared = use(self.compute.backend, self.compute.precision)
-        now = computed_in_words(prepared.computation)
-        if written.missing and now != earlier:
-            rows = plural(written.tally.images, "row was", "rows were")
-            note(f"{rows} computed by {earlier}, and the others are computed by {now}: numbers may differ slightly")
-        return prepared
-
-    def open_on_worker(self, images: int, computation: Mapping[str, Any] | None) -> OpenedModel:
-        """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
-        request = self
-        if computation is not None:
-            compute = self.compute.replace(backend=computation["backend"], precision=computation["precision"])
-            request = replace(self, compute=compute)
-        classifier, columns = request.open(ignore)
-        classifier = request.choose_backend(classifier, images, ignore)
-        names = Csv(columns).names
-
-        def rows(paths: Iterable[str]) -> Iterator[Cells]:
-            for prediction in classifier.predict(map(self.source, paths), self.compute.batch_size):
-                yield list(map(columns.row(prediction).cells().get, names))
-
-        return classifier.computation, rows
+        yield
 
 
-def _process_predictions(
-    predictions: Iterable[Prediction],
-    columns: Columns,
-    album: Album | None,
-    write: Write | None,
-    tally: Tally,
-    images: int,
-    doubts: list[tuple[int, float]] | None,
-) -> list[Row]:
-    """Add each prediction to the album, pass it to `write`, and count it. Without `write`, return all rows.
+def _write_rows(
+    predictions: Iterable[Prediction], columns: Columns, write: Write | None, tally: Tally, images: int
+) -> tuple[list[Row], list[tuple[int, float]]]:
+    """Pass each prediction to `write`, and count it. Without `write`, return all rows.
 
-    If `doubts` is not None, the class and the doubt (`class_and_doubt`) of each readable image are added to it.
+    Also return the class and the doubt (`class_and_doubt`) of each readable image, if uncertain labels are withheld.
     """
-    rows = []
+    rows, doubts = list[Row](), list[tuple[int, float]]()
     for prediction in predictions:
         row = columns.row(prediction)
-        if album is not None:
-            album.add(row)  # first, so that a row in the file has its picture
         if write is None:
             rows.append(row)
         else:
             write(prediction)
         tally.add(row)
-        if doubts is not None and prediction.error is None:
+        if columns.rules.sure is not None and prediction.error is None:
             doubts.append(class_and_doubt(prediction))
         progress("predicting", tally.images, images)
-    return rows
+    return rows, doubts
+
+
+def _choose_backend(
+    classifier: Classifier, compute: Compute, images: int, written: WrittenRows, note: Say
+) -> Classifier:
+    """Return the classifier with the requested backend, precision and device.
+
+    With `auto`, the backend is chosen by the total number of images. But if an earlier call has written rows, their
+    backend, precision and plan are used again, so that all rows are computed in the same way.
+    """
+    from vitkit.classifier import computed_in_words
+
+    requested: dict[str, Any] = {"backend": compute.backend, "precision": compute.precision}
+    earlier = written.computation
+    if earlier is not None and compute.backend == compute.precision == "auto":
+        requested = {name: value or "auto" for name, value in earlier.items()}
+    classifier = classifier.use(**requested, images=images, device=compute.device)
+    if earlier is not None and written.missing:
+        before, now = computed_in_words(earlier), computed_in_words(classifier.computation)
+        if now != before:
+            rows = plural(written.tally.images, "row was", "rows were")
+            note(f"{rows} computed by {before}, and the others are computed by {now}: numbers may differ slightly")
+    return classifier
 
 
 def _note_difference(classifier: Classifier, doubts: Sequence[tuple[int, float]], note: Say) -> None:
@@ -552,76 +397,18 @@ def _note_difference(classifier: Classifier, doubts: Sequence[tuple[int, float]]
         )
 
 
-def _check_out(out: Path, folders: Sequence[str], *, resume: bool) -> None:
-    if (address := address_of(out)) is not None:
-        if resume:
-            raise VitkitError("verbs.resume-impossible", f"--out {address}: --resume needs a file of this machine")
-        check_writable(address)
-        check_suffix(out, (*FORMATS, *TABLES))
-        return
-    check_out(out, (*FORMATS, *TABLES), folders)
-    if resume and _is_table(out):
-        raise VitkitError(
-            "verbs.resume-impossible",
-            f"--resume cannot continue {out}, which is written only at the end: use a .csv file",
-        )
-
-
-@contextmanager
-def _output_file(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
-    """Lock and yield the file to write. For an address, yield a temporary file, and upload it at the end.
-
-    If the upload fails, the temporary file is kept, and the error message contains its path.
-    """
-    if out is None:
-        yield None
-        return
-    if (address := address_of(out)) is None:
-        with exclusive(out):
-            existing = next((file for file in (out, partial_of(out)) if file.exists()), None)
-            if existing is not None and not may_exist:
-                raise VitkitError(
-                    "verbs.out-exists",
-                    f"{existing} exists: continue it with --resume, overwrite it with --force, or choose another --out",
-                )
-            yield out
-        return
-    folder, _, name = address.rpartition("/")
-    if not may_exist and name in names_at(folder):
-        raise VitkitError(
-            "verbs.out-exists", f"--out {address} exists: choose a new name, or use --force to overwrite it"
-        )
-    scratch, is_kept = Path(mkdtemp(prefix="vitkit-")), False
-    try:
-        yield scratch / name
-        try:
-            write_file(address, scratch / name)
-        except (OSError, VitkitError) as error:
-            is_kept = True
-            code = error.code if isinstance(error, VitkitError) else "verbs.upload-failed"
-            raise VitkitError(code, f"{error}; the rows are in {scratch / name}") from error
-    finally:
-        if not is_kept:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _is_table(out: Path | None) -> bool:
-    return out is not None and out.suffix.lower() in TABLES
-
-
 _COMPARED = 8  # rows
 
 
-def _check_same_model(
-    classifier: Classifier, file: Path, form: RowFormat, source: Source, computation: Mapping[str, Any] | None
-) -> None:
+def _check_same_model(classifier: Classifier, written: WrittenRows, form: RowFormat, source: Source) -> None:
     """Raise an error if the rows of a file, which is to be continued, were written by another model.
 
     The first readable images are classified again, and all but one must get the label and the confidence of their row.
-    One may differ, because a label near a threshold depends on the backend and the precision. `computation` is how the
-    rows were computed, None if it is unknown.
+    One may differ, because a label near a threshold depends on the backend and the precision.
     """
-    earlier = "" if computation is None else computation["precision"]
+    file = written.file
+    assert file is not None
+    earlier = "" if written.computation is None else written.computation["precision"]
     is_exact = earlier == classifier.computation["precision"] == "float32"
     tolerance = 1e-4 if is_exact else 0.02  # rounding to bfloat16 changes probabilities by less than the latter
     answered = (row for _, row in read_rows(file, form) if row.name is not None and row.confidence is not None)

@@ -106,31 +106,14 @@ class Result:
         return [dict(row) for row in self._rows]
 
     def to_pandas(self) -> Any:
-        """Return the table (`rows`) as a `pandas.DataFrame`.
-
-        Raises:
-            VitkitError: this kind of result has no table, or pandas is not installed.
-        """
-        rows = self.rows()
-        try:
-            import pandas
-        except ImportError as error:
-            raise VitkitError(
-                "verbs.package-missing", "to_pandas requires pandas (pip install pandas); rows() works without it"
-            ) from error
-        return pandas.DataFrame(rows)
-
-    def to_latex(self, caption: str | None = None, label: str | None = None) -> str:
-        """Return the table (`rows`) as LaTeX for the package booktabs, with special characters escaped.
-
-        Args:
-            caption: the caption, as text. A table with a caption or a label is a float.
-            label: the name for references, as in `tab:classes`.
+        """Return the table (`rows`) as a `pandas.DataFrame`, for which pandas must be installed.
 
         Raises:
             VitkitError: this kind of result has no table.
         """
-        return latex_table(self.rows(), caption, label)
+        import pandas
+
+        return pandas.DataFrame(self.rows())
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return the functions that draw the pictures of the result, by caption. Most kinds of results have none."""
@@ -151,7 +134,7 @@ class Result:
         return plot_picture(self.pictures(), picture, self._kind, figure)
 
     def save(self, target: str | Path, picture: str | None = None) -> Path:
-        """Write a picture of the result (.png, .svg, .pdf) or its table (.tex, .csv), and return the path.
+        """Write a picture of the result (.png, .svg, .pdf) or its table (.csv), and return the path.
 
         SVG and PDF files contain text as text, not as outlines. LaTeX's `\\includesvg` sets this text in the fonts of
         the document.
@@ -165,10 +148,8 @@ class Result:
             OSError: the file cannot be written.
         """
         target = Path(target)
-        kind = checked_suffix(target, (*KINDS, ".tex", ".csv"))
-        if kind == ".tex":
-            content = self.to_latex().encode()
-        elif kind == ".csv":
+        kind = checked_suffix(target, (*KINDS, ".csv"))
+        if kind == ".csv":
             content = csv_table(self.rows()).encode()
         else:
             content = as_file(choose_picture(self.pictures(), picture, self._kind), kind)
@@ -197,46 +178,6 @@ def as_json(value: Any) -> Any:
     return path_or_address(value) if isinstance(value, Path) else value
 
 
-_LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-}
-
-
-def latex_text(text: str) -> str:
-    """Return text with the special characters of LaTeX escaped."""
-    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
-
-
-def latex_table(rows: Sequence[Mapping[str, Any]], caption: str | None = None, label: str | None = None) -> str:
-    """Format rows, which all have the same keys, as a LaTeX table. Numbers are aligned to the right."""
-    keys = list(rows[0]) if rows else []
-    lines = [_latex_row([latex_text(_latex_cell(row[key])) for key in keys]) for row in rows]
-    heading = _latex_row([latex_text(key.replace("_", " ")) for key in keys])
-    columns = ""
-    for key in keys:
-        columns += "r" if all(isinstance(row[key], (int, float, type(None))) for row in rows) else "l"
-    body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", heading, r"\midrule", *lines]
-    body += [r"\bottomrule", r"\end{tabular}"]
-    if caption is None and label is None:
-        return "\n".join(body) + "\n"
-    head = [r"\begin{table}", r"\centering"]
-    head += [] if caption is None else [rf"\caption{{{latex_text(caption)}}}"]
-    head += [] if label is None else [rf"\label{{{label}}}"]
-    return "\n".join([*head, *body, r"\end{table}"]) + "\n"
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    row = " & ".join(cells) + r" \\"
-    return "{}" + row if row[0] in "[*" else row  # LaTeX would read these as an argument of the previous row or rule
-
-
 def csv_table(rows: Sequence[Mapping[str, Any]], end: str = "\r\n") -> str:
     """Format rows, which all have the same keys, as CSV. Text is escaped, so that it is not read as a formula."""
     text = io.StringIO(newline="")
@@ -246,16 +187,6 @@ def csv_table(rows: Sequence[Mapping[str, Any]], end: str = "\r\n") -> str:
         {key: harmless(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows
     )
     return text.getvalue()
-
-
-def _latex_cell(value: Any) -> str:
-    if value is None or (isinstance(value, float) and value != value):
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_latex_cell, value))
-    return str(value)
 
 
 @dataclass(frozen=True)

@@ -127,8 +127,8 @@ def read_model_folder(
             temperature=description["temperature"],
             thresholds=_list_field(description, "thresholds") if "thresholds" in description else None,
             provenance=description["provenance"],
-            pictures=model_folder.read_record(folder, description),
-            trust=model_folder.read_trust(folder, description),
+            pictures=model_folder.read_optional(folder, model_folder.RECORD, description),
+            trust=model_folder.read_optional(folder, model_folder.TRUST, description),
             warnings=model_folder.unfinished_notes(folder),
         )
     except KeyError as error:
