@@ -433,8 +433,6 @@ def some_model() -> vitkit.Classifier:
     return vitkit.Classifier(network, ("blue", "green", "red"), Preprocess(size=(16, 16)))
 
 
-
-
 def test_what_is_not_written_to_an_address(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     scratch, model = vitkit.Recipe(model="vit_micro_patch4_16", weights="none", epochs=1), some_model()

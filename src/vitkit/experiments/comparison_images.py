@@ -33,7 +33,7 @@ from vitkit.data import (
 )
 from vitkit.errors import VitkitError
 from vitkit.evaluation import Units, chosen_on, images_in_words, seen_to_exclude
-from vitkit.model_folder import read_description
+from vitkit.model_folder import RECORD, read_description, read_optional
 from vitkit.system import RECIPE, SPLIT, public_path, receiver, to_json
 from vitkit.text import plural
 from vitkit.training import (
@@ -143,7 +143,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> Comparis
                 f"{folder} was tested on other images than the comparison started with: start a new one",
             )
         held_out = len(tested)
-        if (record := read_record(folder, read_description(folder))) is not None:
+        if (record := read_optional(folder, RECORD, read_description(folder))) is not None:
             roles = PictureRecord.from_bytes(record, folder).roles_of(contents)
             seen_by_run = seen_to_exclude({table.paths[i]: roles.get(table.paths[i]) for i in tested}, split)
             seen[model] = seen.get(model, frozenset()) | frozenset(seen_by_run)
