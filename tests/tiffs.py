@@ -57,8 +57,8 @@ def write_tiff(path: Path, values: np.ndarray[Any, Any], *, white_is_zero: bool 
     return path
 
 
-def write_png(path: Path, values: np.ndarray[Any, Any]) -> Path:
-    """(h, w) or (h, w, 3) numbers of 16 bits."""
+def write_png(path: Path, values: np.ndarray[Any, Any], significant: int | None = None) -> Path:
+    """(h, w) or (h, w, 3) numbers of 16 bits, with sBIT where so many are said to be significant."""
     height, width = values.shape[:2]
     colours = values.shape[2] if values.ndim == 3 else 1
 
@@ -68,5 +68,6 @@ def write_png(path: Path, values: np.ndarray[Any, Any]) -> Path:
     rows = values.astype(">u2").reshape(height, -1)
     data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
     head = struct.pack(">IIBBBBB", width, height, 16, 2 if colours == 3 else 0, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b""))
+    bits = b"" if significant is None else chunk(b"sBIT", bytes([significant] * colours))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + bits + chunk(b"IDAT", data) + chunk(b"IEND", b""))
     return path

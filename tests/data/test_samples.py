@@ -118,25 +118,59 @@ def test_colours_of_16_bits_that_are_all_small_are_doubted(tmp_path: Path, write
     colours = np.stack([ramp("<u2", 4095)] * 3, axis=2)
     assert read_picture(write(tmp_path / "dark", colours)).doubt
     assert read_picture(write(tmp_path / "light", colours * 16)).doubt is None
+    told = write_tiff(tmp_path / "told.tif", colours, t281=(3, 4095))
+    np.testing.assert_allclose(grey(told), 255 * RAMP, atol=16)  # Pillow keeps four bits of twelve
+    colours[:3] = 65535  # holes do not hide that the others are small
+    assert read_picture(write_tiff(tmp_path / "holes.tif", colours, **nodata("65535"))).doubt
 
 
-def test_missing_data_are_read_like_other_numbers_and_doubted(tmp_path: Path) -> None:
-    values = ramp("<u2", 60000)
-    values[:3] = 65535
-    picture = read_picture(write_tiff(tmp_path / "a.tif", values, **nodata("65535 ")))
-    np.testing.assert_allclose(np.asarray(picture.image)[..., 0], values / 257, atol=0.51)
-    assert "marks missing data by 65535, which" in str(picture.doubt)
+def test_the_significant_bits_of_a_png_are_its_upper_ones(tmp_path: Path) -> None:
+    scaled = (ramp("<u2", 255) << 8) | ramp("<u2", 255)
+    np.testing.assert_allclose(grey(write_png(tmp_path / "a.png", scaled, 8)), 255 * RAMP, atol=0.51)
+    dark = ramp("<u2", 255) << 4  # twelve significant bits, rightly the upper ones: dark, and told so
+    picture = read_picture(write_png(tmp_path / "b.png", dark, 12))
+    assert np.asarray(picture.image).max() <= 16 and picture.doubt
+    unscaled = read_picture(write_png(tmp_path / "c.png", ramp("<u2", 4095), 12))
+    np.testing.assert_allclose(np.asarray(unscaled.image)[..., 0], 255 * RAMP, atol=0.51)
+    assert unscaled.doubt is None
 
 
-def test_one_transparent_grey_or_colour_of_16_bits_is_refused(tmp_path: Path) -> None:
-    grey_png = before(write_png(tmp_path / "a.png", ramp("<u2", 65535)), b"IDAT", png_chunk(b"tRNS", b"\1\x2c"))
+HOLES = {  # numbers, the one that stands for a hole, and how the file says so
+    "the largest": ("<u2", 3000.0, 65535, "65535"),
+    "black": ("<u2", 60000.0, 0, "0"),
+    "a space and a point": ("<i2", 3000.0, -9999, "-9999.0 "),
+    "a comma": ("<f4", 300.0, -9999, "-9999,0"),
+    "an exponent": ("<f4", 300.0, -3.4028234663852886e38, "-3.4028234663852886e+38"),
+    "no number": ("<f4", 300.0, np.nan, "nan"),
+    "a decimal fraction": ("<f4", 300.0, -0.1, "-0.1"),
+    "within 0 to 1": ("<f4", 1.0, -9999, "-9999"),
+}
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_holes_do_not_change_how_other_numbers_are_read(tmp_path: Path, name: str) -> None:
+    dtype, most, hole, text = HOLES[name]
+    values = ramp(dtype, most, 1 if hole == 0 else 0)
+    plain = read_picture(write_tiff(tmp_path / "plain.tif", values[3:]))
+    values[:3] = hole
+    picture = read_picture(write_tiff(tmp_path / "a.tif", values, **nodata(text)))
+    np.testing.assert_array_equal(np.asarray(picture.image)[3:], np.asarray(plain.image))
+    assert np.asarray(picture.image)[:3].max() == 0
+    assert picture.doubt == plain.doubt
+
+
+def test_a_transparent_grey_of_16_bits_is_white_and_a_colour_is_refused(tmp_path: Path) -> None:
+    values = ramp("<u2", 65535)
+    values[:3] = 300
+    path = before(write_png(tmp_path / "a.png", values), b"IDAT", png_chunk(b"tRNS", b"\1\x2c"))
+    expected = 255 * RAMP
+    expected[values == 300] = 255
+    np.testing.assert_allclose(grey(path), expected, atol=0.51)
+    with Image.open(path) as image, open_in_memory(PictureInMemory("a", image)) as held:
+        np.testing.assert_array_equal(np.asarray(held.image)[..., 0], grey(path))
     colours = write_png(tmp_path / "b.png", np.stack([ramp("<u2", 65535)] * 3, axis=2))
-    for path in (grey_png, before(colours, b"IDAT", png_chunk(b"tRNS", bytes(6)))):
-        with pytest.raises(UnreadableImageError, match="transparent"):
-            decode(path)
-    refused = pytest.raises(UnreadableImageError, match="transparent")
-    with Image.open(grey_png) as image, refused, open_in_memory(PictureInMemory("a", image)):
-        pass
+    with pytest.raises(UnreadableImageError, match="transparent"):
+        decode(before(colours, b"IDAT", png_chunk(b"tRNS", bytes(6))))
 
 
 RAW = "a camera's raw file, of which only the preview could be read: convert it to JPEG or TIFF"

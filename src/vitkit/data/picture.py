@@ -14,12 +14,13 @@ import contextlib
 import io
 import logging
 import math
+import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -92,16 +93,16 @@ def picture_in(
             raise UnsupportedError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
         if image.format == "TIFF" and _is_raw(image.tag_v2, image.fp):  # type: ignore[attr-defined]
             raise UnsupportedError(_RAW)
+        if image.format == "PNG" and _is_shortened(image) and "transparency" in image.info:
+            raise UnsupportedError(
+                "colours of 16 bits of which one is transparent, which is not supported: save it with an alpha channel"
+            )
         file_size, mode = image.size, image.mode
         is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
         if short_side is not None and image.format in ("JPEG", "MPO") and min(image.size) >= 4 * short_side:
             scale = 2 * short_side / min(image.size)  # a JPEG can be decoded at a smaller scale, which is faster
             image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
         samples = _read_samples(image)
-        if image.format == "PNG" and samples.bits == 16 and "transparency" in image.info:
-            raise UnsupportedError(
-                "colours of 16 bits of which one is transparent, which is not supported: save it with an alpha channel"
-            )
         own_bytes = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(image.mode, 4)
         working_bytes = 4 + _READER_BYTES.get(str(image.format), 0)
         reserve(image.width * image.height * (own_bytes + working_bytes))
@@ -109,14 +110,12 @@ def picture_in(
         is_turned = _orientation(image) in (5, 6, 7, 8)  # by 90 or 270 degrees
         width, height = file_size[::-1] if is_turned else file_size
         rgb, doubt = upright(image), None
-        if samples.is_shortened:
-            extrema: Any = rgb.getextrema()[:3]  # a pair for each channel
-            largest = max(int(high) for _, high in extrema)
-            doubt = _doubt_of_darkness(256 * largest + 255, 16) if largest else None
-        elif samples.bits > 8 or samples.kind != "unsigned":  # Pillow converts bytes correctly
-            rgb, doubt = _to_grey(rgb, samples)
+        if not samples.are_bytes and samples.is_shortened:
+            rgb, doubt = _stretch_bytes(rgb, samples)
+        elif not samples.are_bytes:
+            rgb, doubt = _to_grey(rgb, samples, is_png=image.format == "PNG")
         rgb, transparency_doubt = flattened(rgb)
-        doubt = "; ".join(filter(None, [transparency_doubt, doubt, *samples.doubts])) or None
+        doubt = "; ".join(filter(None, [transparency_doubt, doubt, samples.unread])) or None
         quality, camera = sum(getattr(image, "quantization", {}).get(0, ())), ""
         with contextlib.suppress(Exception):  # unreadable metadata does not make the picture unreadable
             names = [image.getexif().get(tag) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)]
@@ -136,32 +135,14 @@ def why_unreadable(source: str | bytes, error: Exception) -> str:
         return "no permission to read it"
     if isinstance(error, Image.DecompressionBombError):
         return f"more pixels than the limit of {MAX_PIXELS:,}"
+    if isinstance(error, UnidentifiedImageError):
+        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+            return _why_unidentified(file)
     if isinstance(error, ModuleNotFoundError):
         return f"to read it, install the package {error.name}"
     if "truncated" in str(error).lower():
         return "truncated"
-    if not isinstance(error, UnidentifiedImageError):
-        return f"damaged ({str(error) or type(error).__name__})"
-    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
-        head = file.read(16)
-        if head.startswith(_RAW_MARKS) or head[4:12] == b"ftypcrx ":
-            return _RAW
-        if head.startswith(b"\x89PNG\r\n\x1a\n"):
-            return "damaged PNG"
-        if head[:4] in TiffImagePlugin.PREFIXES:
-            with QUIET, contextlib.suppress(Exception):  # a damaged header may raise anything
-                file.seek(0)
-                is_big = head[2] == 43  # BigTIFF
-                tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if is_big else 8))
-                file.seek(tags.next)
-                tags.load(file)
-                if _is_raw(tags, file):
-                    return _RAW
-                bits = "/".join(map(str, sorted(set(tags.get(_BITS, (1,))))))
-                content = f"bands: {tags.get(_BANDS, 1)}, bits: {bits}, compression: {tags.get(_COMPRESSION, 1)}"
-                instead = "save it as RGB or grey of 8 or 16 bits, without compression"
-                return f"a TIFF of a kind that is not supported ({content}): {instead}"
-        return "not an image" if head else "empty file"
+    return f"damaged ({str(error) or type(error).__name__})"
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -250,11 +231,7 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
     try:
         return Image.open(source, formats=_available())
     except UnidentifiedImageError:
-        with Path(source).open("rb") if isinstance(source, (str, Path)) else contextlib.nullcontext(source) as file:
-            file.seek(0)
-            head = file.read(12)
-            file.seek(0)
-        if head[4:8] != b"ftyp" or head[8:12] not in _HEIF_BRANDS:
+        if not _is_heif(source):
             raise
     with _REGISTRATION:
         if "HEIF" not in Image.OPEN:
@@ -283,6 +260,42 @@ def _is_raw(tags: Any, file: Any) -> bool:
     return bool(file.read(2) == b"CR" or _DNG in tags or tags.get(_PHOTOMETRIC) in _SENSOR or is_preview)
 
 
+def _why_unidentified(file: BinaryIO) -> str:
+    head = file.read(16)
+    if head.startswith(_RAW_MARKS) or head[4:12] == b"ftypcrx ":
+        return _RAW
+    if head.startswith(_PNG):
+        return "damaged PNG"
+    if head[:4] in TiffImagePlugin.PREFIXES:
+        with QUIET, contextlib.suppress(Exception):  # a damaged header may raise anything
+            file.seek(0)
+            is_big = head[2] == 43  # BigTIFF
+            tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if is_big else 8))
+            file.seek(tags.next)
+            tags.load(file)
+            if _is_raw(tags, file):
+                return _RAW
+            bits = "/".join(map(str, sorted(set(tags.get(_BITS, (1,))))))
+            content = f"bands: {tags.get(_BANDS, 1)}, bits: {bits}, compression: {tags.get(_COMPRESSION, 1)}"
+            instead = "save it as RGB or grey of 8 or 16 bits, without compression"
+            return f"a TIFF of a kind that is not supported ({content}): {instead}"
+    return "not an image" if head else "empty file"
+
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _is_heif(source: str | Path | BinaryIO) -> bool:
+    if isinstance(source, (str, Path)):
+        with Path(source).open("rb") as file:
+            head = file.read(12)
+    else:
+        source.seek(0)
+        head = source.read(12)
+        source.seek(0)
+    return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
+
+
 # --- Samples of more than 8 bits --------------------------------------------------------------------------
 
 _SUBFILE, _BITS, _COMPRESSION, _PHOTOMETRIC, _BANDS, _MIN, _MAX = 254, 258, 259, 262, 277, 280, 281  # tags of TIFF
@@ -306,34 +319,41 @@ class Samples:
     high: float | None = None
     is_negative: bool = False  # whether 0 is white
     is_shortened: bool = False  # whether Pillow returns only the upper 8 of 16 bits
-    doubts: tuple[str, ...] = ()  # sentences about content of the file that is not read as it is meant
+    no_data: float | None = None  # the number that means that there is no data, or that a pixel is transparent
+    unread: str | None = None  # a sentence about content of the file that is not read
+
+    @property
+    def are_bytes(self) -> bool:  # which Pillow converts to RGB correctly
+        return self.bits <= 8 and self.kind == "unsigned"
 
 
 def _read_samples(image: Any) -> Samples:
     """Return the sample format of an image file whose pixels have not been loaded yet."""
-    args = image.tile[0][3] if image.tile else ()
-    raw = args[0] if isinstance(args, tuple) and args else args
-    is_shortened = isinstance(raw, str) and raw.startswith(("RGB", "LA")) and ";16" in raw
-    is_wide = image.mode.startswith(("I", "F"))
+    is_wide, is_shortened = image.mode.startswith(("I", "F")), _is_shortened(image)
     if image.format != "TIFF":
-        return Samples(16 if is_wide or is_shortened else 8, is_shortened=is_shortened)
-    tags, doubts = image.tag_v2, []
-    bands, readable = tags.get(_BANDS, 1), len(image.getbands())
-    if bands > readable:
-        doubts.append(f"it has {bands} bands, of which only {readable} can be read")
+        if not is_wide and not is_shortened:
+            return Samples()
+        if image.format != "PNG" or not is_wide or image.fp is None:
+            return Samples(16, is_shortened=is_shortened)
+        high, no_data = _max_stated_by_png(image.fp), image.info.get("transparency")
+        return Samples(16, high=high, is_shortened=is_shortened, no_data=no_data)
+    tags, readable = image.tag_v2, len(image.getbands())
+    bands = tags.get(_BANDS, 1)
+    unread = f"it has {bands} bands, of which only {readable} can be read" if bands > readable else None
     if not is_wide and image.mode != "L" and not is_shortened:
-        return Samples(doubts=tuple(doubts))
+        return Samples(unread=unread)
     bits, kind = _number(tags.get(_BITS)) or 1, _KINDS.get(int(_number(tags.get(_FORMAT)) or 1), "unsigned")
     low, high = _number(tags.get(_SMIN)), _number(tags.get(_SMAX))
     low = _number(tags.get(_MIN)) if low is None else low
     high = _number(tags.get(_MAX)) if high is None else high
-    is_negative = False
-    if bits > 8 or kind != "unsigned":  # Pillow has already inverted narrower samples
-        is_negative = _number(tags.get(_PHOTOMETRIC)) == 0
-        if _NODATA in tags:
-            missing = str(tags[_NODATA]).strip(" \0")[:20]
-            doubts.append(f"it marks missing data by {missing}, which is read like other numbers: replace it")
-    return Samples(int(bits), kind, low, high, is_negative, is_shortened, tuple(doubts))
+    is_unconverted, no_data = bits > 8 or kind != "unsigned", None  # Pillow has already inverted narrower samples
+    is_negative = is_unconverted and _number(tags.get(_PHOTOMETRIC)) == 0
+    if is_unconverted and _NODATA in tags:
+        try:
+            no_data = float(str(tags[_NODATA]).strip(" \0").replace(",", "."))
+        except ValueError:
+            unread = f"what it says of missing data is no number: {str(tags[_NODATA])[:20]!r}"
+    return Samples(int(bits), kind, low, high, is_negative, is_shortened, no_data, unread)
 
 
 def _number(value: Any) -> float | None:
@@ -347,6 +367,31 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _max_stated_by_png(file: IO[bytes]) -> float | None:
+    """Return the largest number that the significant bits of a PNG (sBIT) allow; None if it states none or 16."""
+    position = file.tell()
+    try:
+        file.seek(8)
+        while len(head := file.read(8)) == 8:
+            size, name = struct.unpack(">I4s", head)
+            if name == b"sBIT":
+                bits = file.read(1)
+                return float(2 ** bits[0] - 1) if bits and 0 < bits[0] < 16 else None
+            if name == b"IDAT":
+                return None
+            file.seek(size + 4, 1)
+        return None
+    finally:
+        file.seek(position)
+
+
+def _is_shortened(image: ImageFile.ImageFile) -> bool:
+    """Return whether Pillow reads only the upper 8 bits of the 16-bit colours in this file."""
+    args = image.tile[0][3] if image.tile else ()
+    raw = args[0] if isinstance(args, tuple) and args else args
+    return isinstance(raw, str) and raw.startswith(("RGB", "LA")) and ";16" in raw
+
+
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
     """Yield a picture as strips of a few rows, each with the number of its first row."""
     if image.width * image.height <= STRIP:
@@ -357,37 +402,79 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
-def _to_grey(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:
+def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
     """Convert wide, signed or floating-point samples to 8-bit grey. Also return why the brightness may be wrong."""
-    low, high, is_finite = math.inf, -math.inf, True  # the range of the finite samples, and whether all are finite
+    low, high, is_finite = math.inf, -math.inf, True  # of the samples with data: the range, and whether all are finite
     for _, strip in _strips(image):
         values = _values(strip, samples)
-        finite = values[np.isfinite(values)]
-        is_finite = is_finite and finite.size == values.size
-        if finite.size:
-            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+        if values.dtype.kind == "f":
+            finite = values[np.isfinite(values)]
+            without_data = 0 if samples.no_data is None else int(np.isnan(values).sum())
+            is_finite = is_finite and finite.size + without_data == values.size
+            values = finite
+        if values.size:
+            low, high = min(low, float(values.min())), max(high, float(values.max()))
     low, high = (low, high) if low <= high else (0.0, 0.0)
+    if is_png and samples.high is not None:
+        # By the standard, the highest bits of each number are the significant ones, and white is 65,535 as always. But
+        # some programs use the lowest bits, so that white is `samples.high`.
+        used_bits, significant = 0, int(samples.high).bit_length()
+        for _, strip in _strips(image):
+            used_bits |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
+        if used_bits >= 2**significant or used_bits % 2 ** (16 - significant) == 0:
+            samples = replace(samples, high=None)
     black, white, doubt = _range(samples, low, high)
     grey = Image.new("L", image.size)
     for top, strip in _strips(image):
-        values = np.nan_to_num(_values(strip, samples).astype(np.float64), nan=black, posinf=white, neginf=black)
+        values = _values(strip, samples).astype(np.float64)
+        has_no_data = np.isnan(values)
+        values = np.nan_to_num(values, nan=black, posinf=white, neginf=black)
         scaled = np.clip((values - black) / max(white - black, 1e-300), 0, 1)
         scaled = 1 - scaled if samples.is_negative else scaled
+        if is_png:
+            scaled[has_no_data] = 1  # transparent, hence white
         grey.paste(Image.fromarray(np.round(255 * scaled).astype(np.uint8)), (0, top))
     return grey, doubt or (None if is_finite else "some of its numbers are not finite")
 
 
+def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:
+    """Stretch the brightness of a picture of which Pillow has kept only the upper 8 of 16 bits.
+
+    The picture is unchanged if its file does not state the largest number in use. The second value is the reason why
+    the brightness may be wrong, or None.
+    """
+    with_data = image  # the picture in which pixels without data are black
+    if samples.no_data is not None:
+        no_data = samples.no_data // 256
+        with_data = image.point([0 if value == no_data else value for value in range(256)] * len(image.getbands()))
+    extrema: Any = with_data.getextrema()[:3]  # a pair for each channel, or only a pair if there is one channel
+    largest = max(int(high) for _, high in (extrema if isinstance(extrema[0], tuple) else [extrema]))
+    bits = _stated_bits(samples, 256 * largest)
+    if bits is None:
+        return image, _dark(256 * largest + 255, 16) if 0 < largest < 64 else None
+    if image.mode not in ("RGB", "RGBA", "LA") or bits == 16:
+        return image, None
+    # The lower 8 bits are unknown, so take the middle of their range, except for black.
+    white = 2**bits - 1
+    stretch = [min(255, round(255 * (256 * value + 128 * (value > 0)) / white)) for value in range(256)]
+    bands, has_alpha = len(image.getbands()), image.mode.endswith("A")
+    return image.point(stretch * (bands - has_alpha) + list(range(256)) * has_alpha), None
+
+
 def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
-    """Return the samples of a picture as an array of the numbers in the file.
+    """Return the samples of a picture as an array of the numbers in the file. Pixels without data become NaN.
 
     Pillow returns signed bytes as unsigned ones, and unsigned 32-bit numbers as signed ones.
     """
     stored = np.asarray(image)
     if samples.kind == "signed" and stored.dtype == np.uint8:
-        return stored.view(np.int8)
-    if samples.kind == "unsigned" and samples.bits == 32 and stored.dtype == np.int32:
-        return stored.view(np.uint32)
-    return stored
+        stored = stored.view(np.int8)
+    elif samples.kind == "unsigned" and samples.bits == 32 and stored.dtype == np.int32:
+        stored = stored.view(np.uint32)
+    if samples.no_data is None:
+        return stored
+    with np.errstate(over="ignore"):  # the number may have more than 32 bits
+        return np.where(stored == samples.no_data, np.nan, stored)
 
 
 def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str | None]:
@@ -404,21 +491,30 @@ def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str
     unstated = f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
     if samples.kind == "float" or low < 0:
         return low, high, unstated
-    if samples.high is not None and samples.high >= max(high, 1):
-        # By the TIFF standard, the stated number need not mean white, so only its number of bits is used.
-        bits = min(int(samples.high).bit_length(), samples.bits)
+    bits = _stated_bits(samples, high)
+    if bits is not None:
         return 0.0, float(2**bits - 1), None
     if samples.bits > 16:
-        usual_bits = next((usual for usual in (8, 10, 12, 14, 16) if high < 2**usual), None)
-        if usual_bits is None:
+        bits = next((usual for usual in (8, 10, 12, 14, 16) if high < 2**usual), None)
+        if bits is None:
             return low, high, unstated
-        doubt = f"it does not say how many of its {samples.bits} bits are used; {usual_bits} are enough"
-        return 0.0, float(2**usual_bits - 1), doubt
+        doubt = f"it does not say how many of its {samples.bits} bits are used; {bits} are enough"
+        return 0.0, float(2**bits - 1), doubt
     bits = samples.bits - (samples.kind == "signed")  # without the sign
-    return 0.0, float(2**bits - 1), _doubt_of_darkness(high, bits)
+    is_dark = bits > 8 and 0 < high < 2 ** (bits - 2)
+    return 0.0, float(2**bits - 1), _dark(high, bits) if is_dark else None
 
 
-def _doubt_of_darkness(high: float, bits: int) -> str | None:
-    if bits <= 8 or not 0 < high < 2 ** (bits - 2):
-        return None
+def _dark(high: float, bits: int) -> str:
     return f"none of its numbers is above {high:g} of {2**bits - 1}: it is dark, or does not say that it has fewer bits"
+
+
+def _stated_bits(samples: Samples, high: float) -> int | None:
+    """Return the number of bits of the largest number that the file states.
+
+    Return None if it states none, or one below `high`, the largest sample. By the TIFF standard, the stated number need
+    not mean white, so only its number of bits is used.
+    """
+    if samples.high is None or samples.high < max(high, 1):
+        return None
+    return min(int(samples.high).bit_length(), samples.bits)
