@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import signal
 import sys
+import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -302,6 +304,8 @@ def explain_worker_errors(workers: int, advice: str) -> Iterator[None]:
     except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
         if not workers:
             raise
+        if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or PyTorch's handler may interrupt the following lines
         _, prefix, message = str(error).rpartition("VitkitError: ")
         if prefix and "in DataLoader worker process" in first_line(error):
             raise VitkitError("data.worker-failed", message.strip()) from error
