@@ -16,7 +16,8 @@ from vitkit.exporting.card import BLANK
 from vitkit.exporting.formats import Storage
 from vitkit.inference import Runner, compute_in_order
 from vitkit.inference.backends import graphs, onnx, openvino
-from vitkit.model import VisionTransformer, ViTConfig, hybrids, position
+from vitkit.model import VisionTransformer, ViTConfig, position
+from vitkit.model.hybrids import StandardisedConv2d
 from vitkit.system.files import to_json
 
 BACKENDS = {"onnx": onnx.from_model, "openvino": openvino.from_model}
@@ -113,7 +114,8 @@ def test_what_depends_on_weights_alone_is_computed_in_advance(monkeypatch: pytes
 
     for part in (position.BiasMLP, position.Rotary, position.Learned2D):
         monkeypatch.setattr(part, "forward", refuse)
-    monkeypatch.setattr(hybrids, "standardise", refuse)
+    kernels = [part.kind for module in folded for part in module.modules() if isinstance(part, StandardisedConv2d)]
+    assert kernels and set(kernels) == {None}
     for model, module, logits in zip(models, folded, expected, strict=True):
         torch.testing.assert_close(module(images(2, config=model.config)), logits, rtol=1e-4, atol=1e-4)
 
