@@ -1,6 +1,5 @@
 """The names that articles and their scripts use: they work here, or the answer says what to write instead."""
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from torch import nn
 import vitkit
 from refusals import refused
 from vitkit import Attention, Block, Mlp, PatchEmbed, VisionTransformer, create_model, export, load
-from vitkit.cli.app import SCRIPT_FLAGS
 from vitkit.model import ViTConfig
 from vitkit.verbs import open_model
 
@@ -149,19 +147,3 @@ def test_a_head_that_is_a_convolution_is_a_linear_layer(name: str, monkeypatch: 
     torch.testing.assert_close(model(images), reference(images), rtol=1e-4, atol=1e-5)
     assert isinstance(model.head, nn.Linear)
     torch.testing.assert_close(model.forward_head(model.forward_features(images)), model(images))
-
-
-def test_the_flags_of_scripts_are_answered_with_what_to_do(command: Any) -> None:
-    for words, advice in (
-        ("train digits --freeze_layers True", "--method probe"),
-        ("train digits --num_classes 5", "the classes are those of the data"),
-        ("predict runs --num-classes 5", "No such option: --num-classes"),  # predict has no data to take them from
-        ("bench runs --output-dir x", "use --out"),
-        ("compare flowers --data-path flowers", "name the data first"),
-        ("export vit_micro_patch8_16 --to torchscript", "TorchScript; use --to torch"),
-    ):
-        outcome = command(*words.split())
-        assert outcome.code == 2 and advice in outcome.err
-    flags = set(re.findall(r"--[a-z][a-z-]*", command("train", "--help-all").out))
-    named = {flag for advice in SCRIPT_FLAGS.values() for flag in re.findall(r"--[a-z][a-z-]*", advice)}
-    assert named <= flags and not flags & set(SCRIPT_FLAGS), "the advice names flags that the command has"

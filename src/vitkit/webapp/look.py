@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
-from vitkit import weights
 from vitkit.data import picture_of
 from vitkit.errors import VitkitError
 from vitkit.explanation import HEADS, METHODS
@@ -19,6 +18,7 @@ from vitkit.model_folder import DESCRIPTION
 from vitkit.text import JOINT
 from vitkit.webapp.photographs import file_cache
 from vitkit.webapp.workspace import Workspace
+from vitkit.weights import load
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ class Models:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._lock = workspace, threading.Lock()
-        self._load = file_cache(lambda description: weights.load(description.parent), size=2)
+        self._load = file_cache(lambda description: load(description.parent), size=2)
 
     def predict(self, run: str, content: bytes) -> dict[str, Any]:
         """Return the prediction for a picture, the picture for display, and the available explanation methods.
