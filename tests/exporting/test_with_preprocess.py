@@ -41,7 +41,7 @@ def classifier(thresholds: tuple[float, ...] | None = None, **preprocess: Any) -
     [
         (".onnx", None),
         (".xml", THRESHOLDS),
-        (".pte", None),
+        pytest.param(".pte", None, marks=pytest.mark.accept),
         *([(".tflite", None)] if find_spec("litert_torch") else []),
     ],
 )
