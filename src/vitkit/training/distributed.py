@@ -303,11 +303,12 @@ def parallel(network: ForwardHeads) -> DistributedDataParallel:
 
     They are sent in buckets, while the pass computes the gradients of earlier layers.
     """
-    warnings.filterwarnings("ignore", "find_unused_parameters=True")  # most networks use all, but not all networks do
-    return DistributedDataParallel(
-        network,
-        find_unused_parameters=True,
-        gradient_as_bucket_view=True,
-        broadcast_buffers=False,  # `stability.RunningStatistics` averages them
-        init_sync=False,  # `ProcessGroup.broadcast_weights` has copied the weights
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)  # its successor is new in PyTorch 2.15
+        return DistributedDataParallel(
+            network,
+            find_unused_parameters=True,  # some networks have parameters that a training does not use
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # `stability.RunningStatistics` averages them
+            init_sync=False,  # `ProcessGroup.broadcast_weights` has copied the weights
+        )

@@ -289,7 +289,7 @@ def _load_checkpoint(run: Run, state: TrainingState, writer: RunWriter) -> bool:
         state.load_state_dict(stored)
         writer.load_state_dict(stored["writer"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        message = f"{path} is damaged; delete it to train this run from its beginning"
+        message = f"{path} is damaged, or from an earlier version; delete it to train this run from its beginning"
         raise VitkitError("training.checkpoint-damaged", message) from error
     return writer.is_finished
 
