@@ -37,6 +37,7 @@ from vitkit.training.published import paper_training
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.request import Hooks
 from vitkit.training.run_folder import Run
+from vitkit.training.stability import TooLittleMemory
 from vitkit.training.start import (
     check_config,
     choose_compile,
@@ -250,7 +251,13 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
         if device.type == "cuda":  # compile the step, or find the pieces that fit into memory
             take_step(whole)
         peak, seconds = measure(whole)
-    if (size := state.pieces.size) is not None:
+    if (size := state.pieces.size) is not None and devices > 1:
+        raise TooLittleMemory(
+            "training.memory-short",
+            f"{whole} images do not fit into the memory of a device: lower --batch-size (a higher --grad-accum keeps "
+            "the images of a step)",
+        )
+    if size is not None:
         notes.append(f"a batch does not fit into memory at once: {size} images are computed at a time")
     trained, parameters = count_parameters(state.model)
     return {
