@@ -17,9 +17,10 @@ import runs
 import tiny
 from browser import browser, served, shorten, watched, with_camera
 from tiny import build
+from vitkit import weights
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
-from vitkit.webapp import Workspace, look, open_workspace
+from vitkit.webapp import Workspace, open_workspace
 from vitkit.webapp.app import Studio
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def test_an_answer_is_that_of_predict_by_a_model_that_is_opened_once(
     studio: Studio, place: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Path] = []
-    load = look.load
-    monkeypatch.setattr(look, "load", lambda folder: opened.append(folder) or load(folder))
+    load = weights.load
+    monkeypatch.setattr(weights, "load", lambda folder: opened.append(folder) or load(folder))
     file, client = pictures.save(pictures.smooth(60, 40), tmp_path / "frame.jpg"), TestClient(studio)
     for address in ("/api/live/answer", "/api/look/see", "/api/live/answer"):
         answer = client.post(address, params={"run": "first"}, content=file.read_bytes())

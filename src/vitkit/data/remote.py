@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path, PurePath
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vitkit.errors import VitkitError
@@ -92,59 +91,6 @@ def _download(address: str, file: BinaryIO, on_chunk: Callable[[bytes], None] = 
                 on_chunk(chunk)
 
     _with_retries(address, read)
-
-
-@contextlib.contextmanager
-def local_copy(path: PurePath) -> Iterator[Path]:
-    """Yield the path of a local file, or of a temporary local copy if the path is an address."""
-    address = address_of(path)
-    if address is None:
-        yield Path(path)
-        return
-    with TemporaryDirectory() as scratch:
-        copy = Path(scratch) / path.name
-        with copy.open("wb") as file:
-            _download(address, file)
-        yield copy
-
-
-def write_file(address: str, file: PurePath) -> None:
-    """Copy a local file to an address. The remote file becomes visible only when it is complete.
-
-    Raises:
-        OSError: the server refuses, or does not answer.
-        VitkitError: files cannot be written there, or a package that the scheme needs is missing.
-    """
-    check_writable(address)
-    try:
-        _with_retries(address, lambda: _filesystem(address).put_file(str(file), address))
-    except _FINAL as error:
-        raise OSError(f"{address}: {error}") from error
-
-
-def names_at(address: str) -> set[str]:
-    """Return the names of the files and folders in a remote folder; the empty set if the folder does not exist."""
-
-    def list_names() -> list[str]:
-        _filesystem(address).invalidate_cache()
-        return list(_filesystem(address).ls(address, detail=False))
-
-    try:
-        listed = _with_retries(address, list_names)
-    except FileNotFoundError:
-        return set()
-    folder = address.partition("://")[2].strip("/")
-    return {path.rstrip("/").rpartition("/")[2] for path in listed if path.strip("/") != folder}
-
-
-def check_writable(address: str) -> None:
-    """Raise VitkitError for an address of a web server, which can only be read."""
-    scheme = address.partition(":")[0]
-    if scheme in ("http", "https"):
-        raise VitkitError(
-            "data.address-read-only",
-            f"{address}: {scheme}:// can only be read: choose a folder, or object storage such as s3://",
-        )
 
 
 def _with_retries(address: str, function: Callable[[], T]) -> T:

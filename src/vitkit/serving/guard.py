@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -60,7 +61,10 @@ class Rules:
     # Paths that are answered without the token and under any host name, since they reveal nothing
     open_paths: frozenset[str] = frozenset()
     max_bytes: int = 64 * 2**20  # the maximum size of a body
-    max_total_bytes: int = 512 * 2**20  # the maximum total size of all bodies that are being read or answered at a time
+    # A pattern of paths whose bodies are written to disk as they arrive, and may be larger
+    stored_paths: re.Pattern[str] | None = None
+    max_stored_bytes: int = 0
+    max_total_bytes: int = 512 * 2**20  # of all other bodies that are being read or answered at a time
     seconds: float = 20.0  # the time limit for a body; the limit is extended while a large body arrives steadily
 
 
@@ -174,7 +178,7 @@ class Guard:
             self._count(refusal.status)
             await _refuse(refusal, headers, receive, send)
             return
-        body, has_started = _Body(self, receive), False
+        body, has_started = _Body(self, receive, self._limit_of(scope)), False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal has_started
@@ -191,7 +195,8 @@ class Guard:
             if body.refusal is None:
                 raise
         finally:
-            self.total_bytes -= body.size
+            if body.limit == self.rules.max_bytes:
+                self.total_bytes -= body.size
         if body.refusal is not None:
             self._count(body.refusal.status)
             if not has_started:
@@ -202,8 +207,8 @@ class Guard:
     def _check_head(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
         """Check the head of a request, and return the reason to refuse it; None if it is accepted."""
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self.rules.max_bytes:
-            return self.too_large()
+        if length.isdecimal() and int(length) > self._limit_of(scope):
+            return _too_large(self._limit_of(scope))
         if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have read another length
             reason = "a request may have content-length or transfer-encoding, not both"
             return _Refusal("serving.length-ambiguous", 400, reason)
@@ -267,9 +272,15 @@ class Guard:
         cookie = f"{self.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Lax"
         return [(b"location", location), (b"set-cookie", cookie.encode())]
 
-    def too_large(self) -> _Refusal:
-        reason = f"a request may have {self.rules.max_bytes / 2**20:.4g} MiB at most"
-        return _Refusal("serving.request-large", 413, reason)
+    def _limit_of(self, scope: MutableMapping[str, Any]) -> int:
+        """Return the maximum size of the body of a request."""
+        stored = self.rules.stored_paths
+        is_stored = stored is not None and stored.fullmatch(scope["path"]) is not None
+        return self.rules.max_stored_bytes if is_stored else self.rules.max_bytes
+
+
+def _too_large(limit: int) -> _Refusal:
+    return _Refusal("serving.request-large", 413, f"a request may have {limit / 2**20:.4g} MiB at most")
 
 
 class RefusedBodyError(Exception):
@@ -286,8 +297,8 @@ class _Refusal:
 class _Body:
     """The body of a request. Size and duration are checked while the application reads the body."""
 
-    def __init__(self, guard: Guard, receive: Receive) -> None:
-        self._guard, self._receive = guard, receive
+    def __init__(self, guard: Guard, receive: Receive, limit: int) -> None:
+        self._guard, self._receive, self.limit = guard, receive, limit
         self._began = asyncio.get_running_loop().time()
         self._is_complete = False
         self.size = 0  # bytes received
@@ -308,9 +319,10 @@ class _Body:
         if message["type"] == "http.request":
             received = len(message.get("body", b""))
             self.size += received
-            self._guard.total_bytes += received
-            if self.size > self._guard.rules.max_bytes:
-                self.refusal = self._guard.too_large()
+            if self.limit == self._guard.rules.max_bytes:
+                self._guard.total_bytes += received
+            if self.size > self.limit:
+                self.refusal = _too_large(self.limit)
             elif self._guard.total_bytes > self._guard.rules.max_total_bytes:
                 reason = "too much data is being received: try again later"
                 self.refusal = _Refusal("serving.server-busy", 503, reason)

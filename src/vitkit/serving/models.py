@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -29,8 +30,12 @@ from vitkit.system import to_json
 from vitkit.verbs import Compute, Notes, open_model
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vitkit.classifier import Classifier
+    from vitkit.data import Preprocess
     from vitkit.explanation import Explanation
+    from vitkit.model import Model
 
 Array = npt.NDArray[np.float32]
 _NAMED_SOURCE = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
@@ -166,10 +171,36 @@ class ServedModel:
         """Explain pictures, each given with the arguments of `Classifier.explain`: method, target and layer."""
         from vitkit.explanation import explain
 
+        classifier = _LockedClassifier(self.classifier, self._lock)
         return [
-            explain(self.classifier, upload.content, method, target, layer)
-            for upload, method, target, layer in requests
+            explain(classifier, upload.content, method, target, layer) for upload, method, target, layer in requests
         ]
+
+
+@dataclass(frozen=True)
+class _LockedClassifier:
+    classifier: Classifier
+    lock: AbstractContextManager[Any]  # held only while probabilities are computed, so that predictions need not wait
+
+    @property
+    def model(self) -> Model:
+        return self.classifier.model
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.classifier.classes
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return self.classifier.preprocess
+
+    @property
+    def task(self) -> str:
+        return self.classifier.task
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        with self.lock:
+            return self.classifier.probabilities(images)
 
 
 def version_of(classifier: Classifier) -> str:

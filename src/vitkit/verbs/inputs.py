@@ -416,8 +416,9 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         names = lines if len(lines) != 1 else _names_in_text(lines[0], flag)
     else:
+        is_list = suffix in (".csv", ".tsv", ".json", ".toml", ".yaml", ".xlsx")
         is_path = os.sep in classes or "/" in classes or bool(suffix)
-        if is_path and os.path.exists(classes):  # noqa: PTH110  # Path.exists fails for text too long for a path
+        if is_list or (is_path and os.path.exists(classes)):  # noqa: PTH110  # Path.exists fails for text too long for a path
             raise VitkitError(
                 "verbs.names-invalid",
                 f"--classes {classes} is not a list of classes: expected names, or a .txt file with one a line",

@@ -184,6 +184,8 @@ class Jobs:
             request_stop(job.process, self.stop_file(job))
         else:
             reason = f"{run} is not running"
+            if self.state(run, job) == "failed":
+                reason = f"{run} has results and stays in the list: delete its folder {self.runs / run} to remove it"
             if is_locked(self.runs / run):
                 reason = f"{run} was not started by this studio: stop it where it was started"
             raise VitkitError("webapp.run-not-running", reason)

@@ -6,6 +6,7 @@ import base64
 import io
 import threading
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
@@ -18,7 +19,6 @@ from vitkit.model_folder import DESCRIPTION
 from vitkit.text import JOINT
 from vitkit.webapp.photographs import file_cache
 from vitkit.webapp.workspace import Workspace
-from vitkit.weights import load
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ class Models:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace, self._lock = workspace, threading.Lock()
-        self._load = file_cache(lambda description: load(description.parent), size=2)
+        self._load = file_cache(_load, size=2)
 
     def predict(self, run: str, content: bytes) -> dict[str, Any]:
         """Return the prediction for a picture, the picture for display, and the available explanation methods.
@@ -146,6 +146,12 @@ class Models:
             reason = f"{run} has no model yet: the first one is saved after the first epoch"
             raise VitkitError("webapp.model-missing", reason)
         return self._load(description)
+
+
+def _load(description: Path) -> Classifier:
+    from vitkit.weights import load  # loads torch
+
+    return load(description.parent)
 
 
 @lru_cache(maxsize=1)  # one workspace is open at a time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import sys
 import threading
@@ -89,8 +90,8 @@ def studio(
             log.info(f"studio of {workspace.photographs}: {link}")
             log.info(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
         application = Studio(workspace, runs_folder, open_chosen)
-        # Uploads are written to disk as they arrive, so that large archives take no memory.
-        rules = rules_for_host(host, token, max_bytes=MAX_BYTES, max_total_bytes=2 * MAX_BYTES)
+        stored = re.compile(r"/api/folders/[^/]+/files")  # photographs and archives that are sent
+        rules = rules_for_host(host, token, stored_paths=stored, max_stored_bytes=MAX_BYTES)
         _serve(application, listener, rules, link if show else None)
 
 
