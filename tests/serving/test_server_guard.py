@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -194,6 +195,15 @@ def test_drops_do_not_prolong_the_time_of_a_body_but_much_has_longer() -> None:
     assert ask(guard, "POST", parts=drops).status == 408
     steady: list[bytes | float] = [part for _ in range(10) for part in (b"x" * 2**16, 0.03)]
     assert ask(guard, "POST", parts=[*steady, b""]).status == 200
+
+
+def test_bodies_that_are_stored_may_be_larger_and_are_not_counted_with_others() -> None:
+    rules = Rules(LOCAL.names, max_bytes=10, max_total_bytes=10, stored_paths=re.compile("/store"), max_stored_bytes=40)
+    guard = Guard(Echo(), rules)
+    assert ask(guard, "POST", path="/store", parts=[b"x" * 20, b"x" * 20]).status == 200
+    assert refused(ask(guard, "POST", path="/store", parts=[b"x" * 41])) == (413, "serving.request-large")
+    assert refused(ask(guard, "POST", path="/store/other", parts=[b"x" * 11])) == (413, "serving.request-large")
+    assert guard.total_bytes == 0
 
 
 def test_bodies_of_all_requests_together_are_bounded() -> None:

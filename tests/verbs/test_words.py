@@ -193,6 +193,7 @@ def test_names_may_be_in_a_file(tmp_path: Path, file: str, content: str) -> None
         ("list.txt", b"caf\xe9\nrose\n", "verbs.names-unreadable"),
         ("list.txt", "daisy\nrose\n".encode("utf-16"), "data.csv-encoding"),
         ("/etc/passwd", None, "verbs.names-invalid"),
+        ("nowhere.csv", None, "verbs.names-invalid"),
         ('daisy, "rose', None, "verbs.names-invalid"),
     ],
 )
