@@ -163,7 +163,9 @@ def image_exists(place: Place) -> bool:
         return place.key in place.storage.keys()  # noqa: SIM118  # a storage is not a mapping
     if os.path.isfile(place):  # noqa: PTH113  # a Path takes three times as long
         return True
-    stored = None if os.path.exists(place) else below_storage(place)  # noqa: PTH110
+    if os.path.exists(place):  # noqa: PTH110  # a folder, or no regular file
+        return False
+    stored = below_storage(place)
     return stored is not None and image_exists(stored)
 
 

@@ -82,7 +82,8 @@ def corrupt(keys: Tensor, patches: int, count: int) -> Corruption:
     bits = random_bits(keys.to(torch.int32), 3 * patches)  # (B, 3N)
     order = bits[:, :patches].argsort(dim=1, stable=True)
     corrupted = torch.zeros_like(order, dtype=torch.bool).scatter(1, order[:, :count], value=True)  # (B, N)
-    kind, offset = (bits[:, patches:].double() / 2**32 + 0.5).chunk(2, dim=1)  # (B, N) each, in [0, 1)
+    fractions = bits[:, patches:].double() / 2**32 + 0.5  # (B, 2N) in [0, 1), since the bits are signed numbers
+    kind, offset = fractions.chunk(2, dim=1)  # (B, N) each: what is done to a patch, and which one could replace it
     positions = torch.arange(patches, device=keys.device).expand_as(order)
     another = (positions + 1 + (offset * (patches - 1)).long()) % patches  # any but the patch itself
     masked = corrupted & (kind < _MASKED)
