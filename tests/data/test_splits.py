@@ -131,6 +131,11 @@ def test_a_limit_cuts_training_alone_in_proportion_and_nested(images: list[int],
     assert cut[0] <= cut[1]
 
 
+def test_a_limit_is_in_proportion_to_the_image() -> None:
+    some = limit_training(table_of(900, 100, splits=("train",) * 1000), 50, 0)
+    assert Counter(some.labels) == {0: 45, 1: 5}
+
+
 def test_the_hash_is_of_the_rows_not_of_where_they_lie() -> None:
     table = split(table_of(9, 9), USUAL, 0)
     moved = replace(table, root=Path("/elsewhere"), name="other")
