@@ -93,6 +93,21 @@ def test_columns_that_are_not_read_are_named(tmp_path: Path, title: str) -> None
     assert any(line in str(finding) for finding in examine(table).findings)
 
 
+@pytest.mark.parametrize(
+    ("titles", "cells"),
+    [
+        ("phase", ["tr", "te"] * 3),
+        ("set", ["training", "PublicTest", "PrivateTest"] * 2),
+        ("set", ["train"] * 6),
+        ("train_test", ["1", "0"] * 3),
+        ("split,is_test", [",1", ",0"] * 3),
+    ],
+)
+def test_a_column_that_may_tell_the_splits_is_never_only_noted(tmp_path: Path, titles: str, cells: list[str]) -> None:
+    with refused("data.column-ambiguous", "may tell the splits"):
+        read_source(with_column(tmp_path, titles, cells))
+
+
 COMBINED = [["scab"], ["scab", "rust"], ["rust"], ["healthy"], ["scab", "rust"]]
 
 

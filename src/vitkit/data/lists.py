@@ -106,19 +106,34 @@ def _cell(cells: Mapping[str, str], column: str) -> str:
     return restored(cells.get(column, "").strip())
 
 
+_CLEAR_TITLES = ("subset", "partition", "usage", "traintest", "testtrain", "trainvaltest", "trainvalidtest", "tvt")
+_VAGUE_TITLES = ("set", "dataset", "imageset", "phase", "mode", "stage", "fold", "role", "purpose")
+_SHORT_WORDS = {  # in cells, in addition to the words for folders
+    **dict.fromkeys(("tr", "trn"), "train"),
+    **dict.fromkeys(("va", "vl", "vld"), "val"),
+    **dict.fromkeys(("te", "ts", "tst", "publictest", "privatetest", "public", "private"), "test"),
+}
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalpha, text.lower()))
+
+
 def _read_splits(name: str, rows: CsvRows) -> list[str | None]:
     """Return the splits in the column split; without one, refuse a column that seems to tell the splits."""
-    if "split" not in rows.columns:
-        for column in [title for title in rows.columns if title not in ("path", "label")]:
+    if "split" not in rows.columns or not any(_cell(cells, "split") for _, cells in rows.rows):
+        for column in [title for title in rows.columns if title not in ("path", "label", "split")]:
             words = {_cell(cells, column) for _, cells in rows.rows} - {""}
             if not 0 < len(words) < _MAX_WORDS:
                 continue
-            splits_in_cells = {found[0] for word in words if (found := split_of_folder(word)) and not found[1]}
-            has_title = "split" in column.lower() or column.lower() in ("subset", "partition", "usage")
+            split_of_word = {word: found[0] for word in words if (found := split_of_folder(word)) and not found[1]}
+            split_of_word |= {word: short for word in words if (short := _SHORT_WORDS.get(_letters(word)))}
+            title, are_splits = _letters(column), len(split_of_word) == len(words)
+            has_title = "split" in title or title in _CLEAR_TITLES or (are_splits and title in _VAGUE_TITLES)
             in_title = split_of_folder(column)  # such as train and the word `is`, in is_train
             is_flag = in_title is not None and {"is", "in", "for", "used"}.issuperset(in_title[1])
             is_flag = is_flag and _YES_NO.issuperset(word.lower() for word in words)
-            if has_title or is_flag or len(splits_in_cells) > 1:
+            if has_title or is_flag or len(set(split_of_word.values())) > 1:
                 raise VitkitError(
                     "data.column-ambiguous",
                     f"{name}: the column {column!r} may tell the splits: write train, val or test into a column called "
@@ -161,8 +176,10 @@ def _read_labels(name: str, rows: CsvRows, rest: Sequence[str]) -> tuple[Sequenc
         return names, any(len(row) != 1 for row in names), note
     is_declared = any(title.lower() == "labels" for title in rows.titles)
     cells = [_cell(row, "label") for _, row in rows.rows]
+    filled = [cell for cell in cells if cell]
+    are_enclosed = bool(filled) and all(cell[:1] + cell[-1:] in ("()", "{}") for cell in filled)
     for (line, _), cell in zip(rows.rows, cells, strict=True):
-        if cell[:1] + cell[-1:] == "[]" or cell.startswith(("('", '("', "{'", '{"')):
+        if (are_enclosed and cell) or cell[:1] + cell[-1:] == "[]" or cell.startswith(("('", '("', "{'", '{"')):
             raise VitkitError(
                 "data.label-invalid",
                 f"{name}, line {line}: the label {cell!r:.80} is written as a list: join names by {JOINT!r}, as in "

@@ -257,7 +257,9 @@ def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
     preprocess = replace(plan.preprocess, **{"unknown": "", **settings})
     assumed, warnings = dict(plan.report.assumed), plan.report.warnings
     assumption = assumed.pop("preprocess", None)
-    if assumption is not None and not {"fit", "interpolation", "mean", "std"} <= settings.keys():
+    needed = {"fit", "interpolation", "mean", "std"}
+    needed |= {"crop_pct"} if str(settings.get("fit", "")).endswith("crop") else set()
+    if assumption is not None and not needed <= settings.keys():
         assumed["preprocess"] = f"{assumption}; except for {', '.join(settings)}, as requested"
     if "mean" in settings:
         assumed.pop("family", None)  # the families differ only in their preprocessing
