@@ -301,7 +301,7 @@ def is_list_of_suspects(file: str | Path) -> bool:
         return False
     with path.open("rb") as opened:
         header = opened.readline(2**16).decode("utf-8-sig", "replace").strip().lower().replace(";", ",")
-    return set(header.replace('"', "").split(",")) >= set(COLUMNS)
+    return set(header.replace('"', "").split(",")) >= set(COLUMNS) - {"chance"}  # which early versions did not write
 
 
 def read_suspects(file: str | Path) -> list[Suspect]:
