@@ -85,7 +85,7 @@ def report(own: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> str:
     doubts = [LabelError(own.paths[i], own.classes[own.labels[i]], EVIL, 0.9 - i / 100, 0.1) for i in range(0, 30, 3)]
     png = (root / own.paths[0]).read_bytes()
     explained = [Explained(i, EVIL, [("photo", png), (f"what speaks for {EVIL}", png)]) for i in own.mistakes(2)]
-    shown = {"laid_out": (SHOWN, POINTS), "doubts": doubts, "explained": explained}
+    shown = {"laid_out": (SHOWN, POINTS), "label_errors": doubts, "explained": explained}
     address = write(tmp_path_factory.mktemp("page") / "report.html", own, root, **shown)
     shutil.rmtree(root)
     return address
@@ -228,7 +228,7 @@ def test_a_report_of_many_photographs_is_small_and_short(browser: Any, tmp_path:
     doubts = [LabelError(path, "daisy", "rose", 0.9, 0.1) for path in own.paths[:40]]
     laid_out = np.arange(500), np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)
     pictures = {caption: to_png(draw()) for caption, draw in pictures_of(own).items()}
-    shown = {"laid_out": laid_out, "doubts": doubts, "pictures": pictures}
+    shown = {"laid_out": laid_out, "label_errors": doubts, "pictures": pictures}
     address = write(tmp_path / "report.html", own, tmp_path / "photos", **shown)
     assert (tmp_path / "report.html").stat().st_size <= 4e6
     with visit(browser, address) as page:

@@ -73,7 +73,7 @@ def html(tmp_path: Path, evaluation: Evaluation) -> str:
         facts={"data": f"/photos/{EVIL}", EVIL: "1"},
         findings=[f"3 files are odd: {EVIL}"],
         pictures={"Curves": save(noise(), tmp_path / "a.png").read_bytes(), EVIL: (tmp_path / "a.png").read_bytes()},
-        doubts=[LabelError("a.png", EVIL, "cat", 0.75, 0.2), LabelError("d.png", "cat", EVIL, 0.5, 0.4)],
+        label_errors=[LabelError("a.png", EVIL, "cat", 0.75, 0.2), LabelError("d.png", "cat", EVIL, 0.5, 0.4)],
         recipe=f'model = "{EVIL}"\n',
     )
     return (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ from vitkit.data.storage import UnreadableImageError as UnreadableImageError
 from vitkit.errors import ShortageError, is_memory_short
 from vitkit.text.cells import visible
 
-_VERSION = 3  # increase it when `picture.py` is changed so that it returns other pixels for a file
+_VERSION = 2  # increase it when `picture.py` is changed so that it returns other pixels for a file
 _READER_OVERHEAD = 2**26  # bytes that a reader may need in addition to its pixels
 
 _WARNING = threading.Lock()

@@ -163,10 +163,11 @@ def as_file(image: Image.Image) -> bytes:
     data = io.BytesIO()
     try:
         exif = image.getexif()
-        if image.mode == "I;16":  # a PNG keeps a transparent grey, which `decode` refuses
-            image.save(data, "PNG", exif=exif)
-        else:
-            (image.convert("RGBA") if image.has_transparency_data else image).save(data, "TIFF", exif=exif)
+        # Only a PNG can hold 16 bits with transparency; RGBA has 8 bits.
+        is_transparent_16_bit = image.has_transparency_data and image.mode == "I;16"
+        if image.has_transparency_data and not is_transparent_16_bit:
+            image = image.convert("RGBA")
+        image.save(data, "PNG" if is_transparent_16_bit else "TIFF", exif=exif)
     except (OSError, ValueError, KeyError) as error:
         raise VitkitError(
             "data.image-mode", f"a picture of mode {image.mode} cannot be read; convert it to RGB"

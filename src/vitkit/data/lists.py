@@ -106,7 +106,10 @@ def _cell(cells: Mapping[str, str], column: str) -> str:
     return restored(cells.get(column, "").strip())
 
 
-_CLEAR_TITLES = ("subset", "partition", "usage", "traintest", "testtrain", "trainvaltest", "trainvalidtest", "tvt")
+_CLEAR_TITLES = frozenset(  # titles, without spaces and underscores, of columns that contain only splits
+    ("subset", "partition", "usage", "traintest", "testtrain", "trainvaltest", "trainvalidtest", "traindevtest", "tvt")
+)
+# Titles of columns that may contain splits, but also something else.
 _VAGUE_TITLES = ("set", "dataset", "imageset", "phase", "mode", "stage", "fold", "role", "purpose")
 _SHORT_WORDS = {  # in cells, in addition to the words for folders
     **dict.fromkeys(("tr", "trn"), "train"),
@@ -119,21 +122,33 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalpha, text.lower()))
 
 
+def _may_tell_splits(title: str, words: set[str]) -> bool:
+    """Return whether a column may contain splits, by its title and the different words in its cells."""
+    if not 0 < len(words) < _MAX_WORDS:
+        return False
+    split_of: dict[str, str] = {}
+    for word in words:
+        split, other_words = split_of_folder(word) or (None, ())
+        if split is None or other_words:
+            split = _SHORT_WORDS.get(_letters(word))
+        if split is not None:
+            split_of[word] = split
+    letters = _letters(title)
+    if "split" in letters or letters in _CLEAR_TITLES or len(set(split_of.values())) > 1:
+        return True
+    if letters in _VAGUE_TITLES and len(split_of) == len(words):
+        return True
+    split, other_words = split_of_folder(title) or (None, ())  # such as train and the word `is`, in is_train
+    are_flags = _YES_NO.issuperset(word.lower() for word in words)
+    return split is not None and are_flags and {"is", "in", "for", "used"}.issuperset(other_words)
+
+
 def _read_splits(name: str, rows: CsvRows) -> list[str | None]:
     """Return the splits in the column split; without one, refuse a column that seems to tell the splits."""
     if "split" not in rows.columns or not any(_cell(cells, "split") for _, cells in rows.rows):
         for column in [title for title in rows.columns if title not in ("path", "label", "split")]:
             words = {_cell(cells, column) for _, cells in rows.rows} - {""}
-            if not 0 < len(words) < _MAX_WORDS:
-                continue
-            split_of_word = {word: found[0] for word in words if (found := split_of_folder(word)) and not found[1]}
-            split_of_word |= {word: short for word in words if (short := _SHORT_WORDS.get(_letters(word)))}
-            title, are_splits = _letters(column), len(split_of_word) == len(words)
-            has_title = "split" in title or title in _CLEAR_TITLES or (are_splits and title in _VAGUE_TITLES)
-            in_title = split_of_folder(column)  # such as train and the word `is`, in is_train
-            is_flag = in_title is not None and {"is", "in", "for", "used"}.issuperset(in_title[1])
-            is_flag = is_flag and _YES_NO.issuperset(word.lower() for word in words)
-            if has_title or is_flag or len(set(split_of_word.values())) > 1:
+            if _may_tell_splits(column, words):
                 raise VitkitError(
                     "data.column-ambiguous",
                     f"{name}: the column {column!r} may tell the splits: write train, val or test into a column called "

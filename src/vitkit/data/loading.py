@@ -304,8 +304,6 @@ def explain_worker_errors(workers: int, advice: str) -> Iterator[None]:
     except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
         if not workers:
             raise
-        if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or PyTorch's handler may interrupt the following lines
         _, prefix, message = str(error).rpartition("VitkitError: ")
         if prefix and "in DataLoader worker process" in first_line(error):
             raise VitkitError("data.worker-failed", message.strip()) from error
@@ -313,6 +311,8 @@ def explain_worker_errors(workers: int, advice: str) -> Iterator[None]:
         phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
         if not is_lost and not ("DataLoader worker" in str(error) and any(phrase in str(error) for phrase in phrases)):
             raise
+        if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or PyTorch's handler may interrupt the following lines
         reason = f"memory, or /dev/shm, is too small for --workers {workers}"
         message = f"a process that prepares images ended: {reason}; {advice}"
         raise VitkitError("data.worker-lost", message) from error

@@ -100,7 +100,8 @@ def compare(
     source, fields = fields_of_request(recipe, "a comparison")
     sources = [data] if data is None or isinstance(data, (str, Path)) else list(data)
     files = (RECIPE, PREDICTIONS, EVALUATION)  # of a run whose test is finished
-    runs = [Path(own) for own in sources if own is not None and all((Path(own) / file).is_file() for file in files)]
+    given = [Path(source) for source in sources if source is not None]
+    runs = [folder for folder in given if all((folder / file).is_file() for file in files)]
     if models is None and runs and len(sources) > 1:
         if other := next((source for source in sources if Path(str(source)) not in runs), None):
             message = f"{other} is not a finished run, but {runs[0]} is: name only runs, or data and --models"

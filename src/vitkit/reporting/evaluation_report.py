@@ -78,7 +78,7 @@ def write_report(
     findings: Sequence[str],
     pictures: Mapping[str, bytes],
     laid_out: LaidOut | None = None,
-    doubts: Sequence[LabelError] = (),
+    label_errors: Sequence[LabelError] = (),
     recipe: str = "",
     explained: Sequence[Explained] = (),
 ) -> None:
@@ -94,11 +94,11 @@ def write_report(
         findings: what the reader should know about the data, one sentence each; problems and warnings are shown first.
         pictures: PNG pictures by caption, such as those of `pictures_of`; they are embedded in the page.
         laid_out: some of the images as points in the plane.
-        doubts: labels that are likely wrong, the most doubtful first.
+        label_errors: labels that are likely wrong, the most doubtful first.
         recipe: the complete recipe, as TOML.
         explained: mistakes with the regions that led to them.
     """
-    photographs = ReportPhotographs.of(evaluation, root, doubts, laid_out)
+    photographs = ReportPhotographs.of(evaluation, root, label_errors, laid_out)
     is_multi, classes = isinstance(evaluation, MultiEvaluation), evaluation.classes
     conjunction = "and" if is_multi else "or"
     task = classes[0]
@@ -136,7 +136,7 @@ def write_report(
         has_photographs=root is not None,
         left_out=" ".join(left_out),
         is_in_run=(path.parent / RECIPE).is_file(),
-        doubts=None if root is None or not doubts else _label_errors(doubts),
+        label_errors=None if root is None or not label_errors else _label_errors(label_errors),
         calibration=_calibration(evaluation, numbers),
         unknown=_unknown(numbers),
         has_points=laid_out is not None,
@@ -151,7 +151,7 @@ def write_report(
         facts=list(facts.items()),
         recipe=recipe,
     )
-    data = views_data(evaluation, numbers, photographs, laid_out, doubts if root is not None else ())
+    data = views_data(evaluation, numbers, photographs, laid_out, label_errors if root is not None else ())
     script = "".join(_modules("report", set()))
     write_page(path, title, body, Live(static("views.css"), script, data))
 
@@ -293,12 +293,12 @@ def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) ->
     return explained
 
 
-def _label_errors(doubts: Sequence[LabelError]) -> str:
-    chance = false_alarms_in_words(len(doubts), sum(error.chance for error in doubts))
+def _label_errors(label_errors: Sequence[LabelError]) -> str:
+    chance = false_alarms_in_words(len(label_errors), sum(error.chance for error in label_errors))
     return (
-        f"{len(doubts)} labels contradict models that were trained on the other images; the most doubtful come first. "
-        f"{chance[0].upper()}{chance[1:]}, and their images are only difficult, so look at an image before you change "
-        "its label. label_errors.csv in the run's folder lists all of them."
+        f"{len(label_errors)} labels contradict models that were trained on the other images; the most doubtful come "
+        f"first. {chance[0].upper()}{chance[1:]}, and their images are only difficult, so look at an image before you "
+        "change its label. label_errors.csv in the run's folder lists all of them."
     )
 
 

@@ -33,10 +33,10 @@ LaidOut: TypeAlias = tuple[Numbers, npt.NDArray[np.float32]]  # indices of m ima
 
 MAX_IMAGES = 50_000  # maximum number of images listed in a page
 _MAX_PAIRS = 20_000  # of classes
-_MAX_DOUBTS = 1_000  # suspected label errors
+_MAX_LABEL_ERRORS = 1_000  # suspected label errors
 _MAX_THRESHOLDS = 300  # classes whose threshold can be moved
 
-MAX_PHOTOGRAPHS, MAX_DOUBT_PHOTOGRAPHS = 500, 100  # photographs of images, and of suspected label errors, in a page
+MAX_PHOTOGRAPHS, MAX_ERROR_PHOTOGRAPHS = 500, 100  # photographs of images, and of suspected label errors, in a page
 _MAX_BYTES = 3_200_000  # of photographs, so that the page has about 4 MB
 _STEPS = 200  # steps of the threshold from 0 to 1
 _MAX_POINTS = 500  # images laid out in the plane; more are neither legible nor quick
@@ -71,7 +71,7 @@ def views_data(
     numbers: Mapping[str, Any],
     photographs: ReportPhotographs,
     laid_out: LaidOut | None,
-    doubts: Sequence[LabelError],
+    label_errors: Sequence[LabelError],
 ) -> dict[str, Any]:
     """Return the data of each view of the page about a run, by its name; None for a view that is not shown."""
     is_multi = isinstance(evaluation, MultiEvaluation)
@@ -85,7 +85,7 @@ def views_data(
         },
         "classes": class_table(evaluation, numbers),
         "gallery": None if photographs.root is None else {"kind": kind},
-        "doubts": doubts_data(doubts, evaluation.classes, photographs.of_doubts),
+        "doubts": label_errors_data(label_errors, evaluation.classes, photographs.of_label_errors),
     }
     if isinstance(evaluation, MultiEvaluation):
         return {**data, "class_thresholds": class_thresholds(evaluation)}
@@ -195,15 +195,15 @@ def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
     return {"classes": classes}
 
 
-def doubts_data(
-    doubts: Sequence[LabelError], classes: Sequence[str], photographs: Sequence[Thumbnail]
+def label_errors_data(
+    label_errors: Sequence[LabelError], classes: Sequence[str], photographs: Sequence[Thumbnail]
 ) -> dict[str, Any] | None:
     """Return the data of `Doubts` in `images.js`, the most doubtful first; None if there are no suspected label errors.
 
-    The photographs are those of the first doubts.
+    The photographs are those of the first label errors.
     """
-    doubts = doubts[:_MAX_DOUBTS]
-    if not doubts:
+    label_errors = label_errors[:_MAX_LABEL_ERRORS]
+    if not label_errors:
         return None
     index = {name: i for i, name in enumerate(classes)}
 
@@ -212,10 +212,10 @@ def doubts_data(
 
     return {
         "photographs": {str(i): shown.address for i, shown in enumerate(photographs) if shown.address is not None},
-        "path": [_encodable(doubt.path) for doubt in doubts],
-        "label": [indices(doubt.label) for doubt in doubts],
-        "suggested": [indices(doubt.suggested) for doubt in doubts],
-        "score": [round(doubt.score, 6) for doubt in doubts],
+        "path": [_encodable(error.path) for error in label_errors],
+        "label": [indices(error.label) for error in label_errors],
+        "suggested": [indices(error.suggested) for error in label_errors],
+        "score": [round(error.score, 6) for error in label_errors],
     }
 
 
@@ -262,11 +262,11 @@ class ReportPhotographs:
     root: Place | None  # the folder or storage that paths are relative to; None if the images are not files
     listed: Numbers  # the indices of the images that the page lists, ascending
     of_images: Mapping[int, Thumbnail]  # by index of the image
-    of_doubts: Sequence[Thumbnail]  # of the first suspected label errors, in order
+    of_label_errors: Sequence[Thumbnail]  # of the first suspected label errors, in order
 
     @classmethod
     def of(
-        cls, evaluation: Evaluation, root: Place | None, doubts: Sequence[LabelError], laid_out: LaidOut | None
+        cls, evaluation: Evaluation, root: Place | None, label_errors: Sequence[LabelError], laid_out: LaidOut | None
     ) -> ReportPhotographs:
         """Select the photographs: first the most confident mistakes, then images that are shown as points, then others.
 
@@ -290,8 +290,8 @@ class ReportPhotographs:
             if size > _MAX_BYTES:
                 break
             of_images[i] = picture
-        of_doubts = list(thumbnails(root / doubt.path for doubt in doubts[:MAX_DOUBT_PHOTOGRAPHS]))
-        return cls(root, shown, of_images, of_doubts)
+        of_label_errors = list(thumbnails(root / error.path for error in label_errors[:MAX_ERROR_PHOTOGRAPHS]))
+        return cls(root, shown, of_images, of_label_errors)
 
     def place(self, image: int) -> int:
         """Return the position of an image in the page's list."""

@@ -67,6 +67,14 @@ class Rules:
     max_total_bytes: int = 512 * 2**20  # of all other bodies that are being read or answered at a time
     seconds: float = 20.0  # the time limit for a body; the limit is extended while a large body arrives steadily
 
+    def is_stored(self, path: str) -> bool:
+        """Return whether the bodies of requests to a path are written to disk as they arrive."""
+        return self.stored_paths is not None and self.stored_paths.fullmatch(path) is not None
+
+    def limit(self, path: str) -> int:
+        """Return the maximum size of the body of a request to a path."""
+        return self.max_stored_bytes if self.is_stored(path) else self.max_bytes
+
 
 def bound_socket(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to an address, but does not listen for connections yet.
@@ -178,7 +186,7 @@ class Guard:
             self._count(refusal.status)
             await _refuse(refusal, headers, receive, send)
             return
-        body, has_started = _Body(self, receive, self._limit_of(scope)), False
+        body, has_started = _Body(self, receive, scope["path"]), False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal has_started
@@ -195,8 +203,7 @@ class Guard:
             if body.refusal is None:
                 raise
         finally:
-            if body.limit == self.rules.max_bytes:
-                self.total_bytes -= body.size
+            self.total_bytes -= body.in_memory
         if body.refusal is not None:
             self._count(body.refusal.status)
             if not has_started:
@@ -207,8 +214,9 @@ class Guard:
     def _check_head(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
         """Check the head of a request, and return the reason to refuse it; None if it is accepted."""
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._limit_of(scope):
-            return _too_large(self._limit_of(scope))
+        limit = self.rules.limit(scope["path"])
+        if length.isdecimal() and int(length) > limit:
+            return _too_large(limit)
         if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have read another length
             reason = "a request may have content-length or transfer-encoding, not both"
             return _Refusal("serving.length-ambiguous", 400, reason)
@@ -272,12 +280,6 @@ class Guard:
         cookie = f"{self.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Lax"
         return [(b"location", location), (b"set-cookie", cookie.encode())]
 
-    def _limit_of(self, scope: MutableMapping[str, Any]) -> int:
-        """Return the maximum size of the body of a request."""
-        stored = self.rules.stored_paths
-        is_stored = stored is not None and stored.fullmatch(scope["path"]) is not None
-        return self.rules.max_stored_bytes if is_stored else self.rules.max_bytes
-
 
 def _too_large(limit: int) -> _Refusal:
     return _Refusal("serving.request-large", 413, f"a request may have {limit / 2**20:.4g} MiB at most")
@@ -297,11 +299,11 @@ class _Refusal:
 class _Body:
     """The body of a request. Size and duration are checked while the application reads the body."""
 
-    def __init__(self, guard: Guard, receive: Receive, limit: int) -> None:
-        self._guard, self._receive, self.limit = guard, receive, limit
+    def __init__(self, guard: Guard, receive: Receive, path: str) -> None:
+        self._guard, self._receive, self._path = guard, receive, path
         self._began = asyncio.get_running_loop().time()
         self._is_complete = False
-        self.size = 0  # bytes received
+        self.size = self.in_memory = 0  # bytes received, and those of them that are not stored
         self.refusal: _Refusal | None = None
 
     async def receive(self) -> Message:
@@ -319,10 +321,11 @@ class _Body:
         if message["type"] == "http.request":
             received = len(message.get("body", b""))
             self.size += received
-            if self.limit == self._guard.rules.max_bytes:
+            if not self._guard.rules.is_stored(self._path):
+                self.in_memory += received
                 self._guard.total_bytes += received
-            if self.size > self.limit:
-                self.refusal = _too_large(self.limit)
+            if self.size > (limit := self._guard.rules.limit(self._path)):
+                self.refusal = _too_large(limit)
             elif self._guard.total_bytes > self._guard.rules.max_total_bytes:
                 reason = "too much data is being received: try again later"
                 self.refusal = _Refusal("serving.server-busy", 503, reason)

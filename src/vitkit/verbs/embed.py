@@ -217,6 +217,15 @@ def embed(
     if query is not None:
         cosine = features @ query / (np.linalg.norm(features, axis=1) * np.linalg.norm(query))
         nearest = tuple((read_paths[i], float(cosine[i])) for i in np.argsort(-cosine, kind="stable")[:top])
-    computed = f"eager, float32: {'x'.join(map(str, features.shape))} features"
-    counts, notes_of_model = (len(images), len(errors)), tuple(notes.lines)
-    return Embeddings(*counts, what, computed, tuple(read_paths), features, dict(errors), out, nearest, notes_of_model)
+    return Embeddings(
+        images=len(images),
+        unreadable=len(errors),
+        what=what,
+        computed=f"eager, float32: {'x'.join(map(str, features.shape))} features",
+        paths=tuple(read_paths),
+        features=features,
+        errors=dict(errors),
+        out=out,
+        nearest=nearest,
+        notes=tuple(notes.lines),
+    )

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from vitkit.errors import VitkitError
 from vitkit.exporting import FORMATS, PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Format, PackageKind
-from vitkit.model_folder import WEIGHTS, version_of
+from vitkit.model_folder import DESCRIPTION, WEIGHTS, version_of
 from vitkit.reporting import model_card_text
 from vitkit.text import markdown_blocks
 from vitkit.webapp.likeness import Background
@@ -92,7 +92,11 @@ def router(workspace: Workspace) -> APIRouter:
     routes = APIRouter(prefix="/api/ship")
     work: Background[dict[str, Any]] = Background()
     last: tuple[str, str] = ("", "")  # run and format of the last export
-    measured: dict[tuple[str, str, str], dict[str, Any]] = {}  # by this studio, by run, format and stamp of the weights
+    measured: dict[tuple[str, ...], dict[str, Any]] = {}  # by this studio, see `key_of`
+
+    def key_of(run: str, to: str) -> tuple[str, ...]:
+        """Return the run, the format, and what changes with the model."""
+        return run, to, *(stamp_of(_folder(workspace, run) / name) for name in (WEIGHTS, DESCRIPTION))
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
@@ -110,14 +114,13 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/model")
     def show_model(run: str) -> dict[str, Any]:
         card, command = card_of(workspace, run), shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
-        stamp = stamp_of(workspace.runs / run / WEIGHTS)
         model = {"bytes": (workspace.runs / run / WEIGHTS).stat().st_size, **figures_in(workspace.runs / run)}
         return {
             "run": run,
             "card": markdown_blocks(card),
             "command": command,
             "model": model,
-            "exports": [{**own, "measured": measured.get((run, own["to"], stamp))} for own in exported(workspace, run)],
+            "exports": [{**own, "measured": measured.get(key_of(run, own["to"]))} for own in exported(workspace, run)],
         }
 
     @routes.post("/export")
@@ -127,7 +130,7 @@ def router(workspace: Workspace) -> APIRouter:
             last = wanted.run, wanted.to
 
             def export() -> dict[str, Any]:
-                key = wanted.run, wanted.to, stamp_of(_folder(workspace, wanted.run) / WEIGHTS)
+                key = key_of(wanted.run, wanted.to)
                 measured[key] = write_export(workspace, wanted.run, wanted.to)
                 return measured[key]
 

@@ -128,19 +128,28 @@ def _receive(url: str, part: Path, what: str) -> None:
     with urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT) as response:
         if response.status == 206:  # the server sends the requested range, and not the whole file
             length = response.headers["Content-Range"].rpartition("/")[2]
-        else:
+        elif response.status == 200:
             offset, length = 0, response.headers.get("Content-Length", "")
+        else:
+            raise _failure(url, f"the server answered {response.status} {response.reason}")
         if not length.isdecimal():
             raise _failure(url, "the server does not say how long the file is")
         total = int(length)
         progress(what, offset, total)
         with part.open("ab" if offset else "wb") as file:
-            while block := response.read(_BLOCK):
+            while block := _read_block(response):
                 file.write(block)
                 offset += len(block)
                 progress(what, offset, total)
     if offset < total:
         raise ConnectionError(f"the connection broke after {offset} of {total} bytes")
+
+
+def _read_block(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read(_BLOCK)
+    except OSError as error:  # of the network, and not of the file
+        raise ConnectionError(str(error) or type(error).__name__) from error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

@@ -1,4 +1,4 @@
-"""What a graph that takes pixels needs: the normalisation of its input, and the calibration of its output."""
+"""The normalisation of the input and the calibration of the output of a graph that takes pixels."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def report(run: Run) -> None:
         findings=[*(f"{severity}: {text}" for severity, text in notes if text), *map(str, run.inputs.findings)],
         pictures=pictures_for_page(run),
         laid_out=laid_out,
-        doubts=run.label_errors,
+        label_errors=run.label_errors,
         recipe=without_absolute_paths(recipe).to_toml(),
         explained=explained,
     )
