@@ -89,38 +89,59 @@ def picture_in(
         Exception: any kind, since readers raise any; `why_unreadable` explains it.
     """
     with QUIET, open_picture(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise UnsupportedError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
-        if image.format == "TIFF" and _is_raw(image.tag_v2, image.fp):  # type: ignore[attr-defined]
-            raise UnsupportedError(_RAW)
-        if image.format == "PNG" and _is_shortened(image) and "transparency" in image.info:
-            raise UnsupportedError(
-                "colours of 16 bits of which one is transparent, which is not supported: save it with an alpha channel"
-            )
-        file_size, mode = image.size, image.mode
+        _refuse_unsupported(image)
+        # These are read first, because `draft` and `load` may change them.
+        mode = image.mode
+        width, height = image.size
         is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
         if short_side is not None and image.format in ("JPEG", "MPO") and min(image.size) >= 4 * short_side:
             scale = 2 * short_side / min(image.size)  # a JPEG can be decoded at a smaller scale, which is faster
             image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
         samples = _read_samples(image)
-        own_bytes = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(image.mode, 4)
+
+        stored_bytes = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(image.mode, 4)  # of a pixel
         working_bytes = 4 + _READER_BYTES.get(str(image.format), 0)
-        reserve(image.width * image.height * (own_bytes + working_bytes))
+        reserve(image.width * image.height * (stored_bytes + working_bytes))
         image.load()
-        is_turned = _orientation(image) in (5, 6, 7, 8)  # by 90 or 270 degrees
-        width, height = file_size[::-1] if is_turned else file_size
-        rgb, doubt = upright(image), None
-        if not samples.are_bytes and samples.is_shortened:
-            rgb, doubt = _stretch_bytes(rgb, samples)
+        if _orientation(image) in (5, 6, 7, 8):  # turned by 90 or 270 degrees
+            width, height = height, width
+
+        picture, level_doubt = upright(image), None
+        if samples.is_shortened:
+            picture, level_doubt = _stretch_bytes(picture, samples)
         elif not samples.are_bytes:
-            rgb, doubt = _to_grey(rgb, samples, is_png=image.format == "PNG")
-        rgb, transparency_doubt = flattened(rgb)
-        doubt = "; ".join(filter(None, [transparency_doubt, doubt, samples.unread])) or None
-        quality, camera = sum(getattr(image, "quantization", {}).get(0, ())), ""
-        with contextlib.suppress(Exception):  # unreadable metadata does not make the picture unreadable
-            names = [image.getexif().get(tag) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)]
-            camera = " ".join(str(name).strip("\0 ")[:40] for name in names if name)
-        return Picture(rgb, str(image.format), mode, width, height, is_animated, doubt, quality, camera)
+            picture, level_doubt = _to_grey(picture, samples, is_png=image.format == "PNG")
+        rgb, transparency_doubt = flattened(picture)
+        doubts = [doubt for doubt in (transparency_doubt, level_doubt, samples.unread) if doubt is not None]
+        return Picture(
+            rgb,
+            str(image.format),
+            mode,
+            width,
+            height,
+            is_animated,
+            doubt="; ".join(doubts) or None,
+            quality=sum(getattr(image, "quantization", {}).get(0, ())),
+            camera=_camera(image),
+        )
+
+
+def _refuse_unsupported(image: ImageFile.ImageFile) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise UnsupportedError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
+    if image.format == "TIFF" and _is_raw(image.tag_v2, image.fp):  # type: ignore[attr-defined]
+        raise UnsupportedError(_RAW)
+    if image.format == "PNG" and _is_shortened(image) and "transparency" in image.info:
+        raise UnsupportedError(
+            "colours of 16 bits of which one is transparent, which is not supported: save it with an alpha channel"
+        )
+
+
+def _camera(image: Image.Image) -> str:
+    with contextlib.suppress(Exception):  # unreadable metadata does not make the picture unreadable
+        names = [image.getexif().get(tag) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)]
+        return " ".join(str(name).strip("\0 ")[:40] for name in names if name)
+    return ""
 
 
 def why_unreadable(source: str | bytes, error: Exception) -> str:
@@ -168,20 +189,19 @@ def flattened(image: Image.Image) -> tuple[Image.Image, str | None]:
 
     Alpha that is 0 everywhere would hide the whole picture. It is most likely a mistake, and is ignored.
     """
-    doubt = None
-    if image.has_transparency_data:
-        is_visible = any(strip.convert("RGBA").getchannel("A").getextrema()[1] for _, strip in _strips(image))
-        if is_visible:
-            flat = Image.new("RGB", image.size)
-            for top, strip in _strips(image):  # so that large pictures need little working memory
-                rgba = strip.convert("RGBA")
-                white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-                flat.paste(Image.alpha_composite(white, rgba).convert("RGB"), (0, top))
-            return flat, None
-        doubt = "it is transparent everywhere, and read as if it were opaque"
-    # `convert` also makes a copy of RGB, since readers other than that of JPEG may keep their file or its bytes alive.
-    is_done = image.mode == "RGB" and image.format == "JPEG"
-    return image if is_done else image.convert("RGB"), doubt
+    if not image.has_transparency_data:
+        # `convert` also copies RGB, since readers other than that of JPEG may keep their file or its bytes alive.
+        is_done = image.mode == "RGB" and image.format == "JPEG"
+        return image if is_done else image.convert("RGB"), None
+    # Convert strips of the picture, so that large pictures need little working memory.
+    if not any(strip.convert("RGBA").getchannel("A").getextrema()[1] for _, strip in _strips(image)):
+        return image.convert("RGB"), "it is transparent everywhere, and read as if it were opaque"
+    flat = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        rgba = strip.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        flat.paste(Image.alpha_composite(white, rgba).convert("RGB"), (0, top))
+    return flat, None
 
 
 # --- Opening files ----------------------------------------------------------------------------------------
@@ -256,8 +276,10 @@ def _is_raw(tags: Any, file: Any) -> bool:
     begin with a picture that is marked as a smaller version of others.
     """
     file.seek(8)
-    is_preview = (tags.get(_SUBFILE) or 0) & 1 and _SUBFILES in tags
-    return bool(file.read(2) == b"CR" or _DNG in tags or tags.get(_PHOTOMETRIC) in _SENSOR or is_preview)
+    if file.read(2) == b"CR" or _DNG in tags or tags.get(_PHOTOMETRIC) in _SENSOR:
+        return True
+    is_smaller_version = bool((tags.get(_SUBFILE) or 0) & 1)
+    return is_smaller_version and _SUBFILES in tags
 
 
 def _why_unidentified(file: BinaryIO) -> str:
@@ -298,7 +320,8 @@ def _is_heif(source: str | Path | BinaryIO) -> bool:
 
 # --- Samples of more than 8 bits --------------------------------------------------------------------------
 
-_SUBFILE, _BITS, _COMPRESSION, _PHOTOMETRIC, _BANDS, _MIN, _MAX = 254, 258, 259, 262, 277, 280, 281  # tags of TIFF
+# Tags of TIFF.
+_SUBFILE, _BITS, _COMPRESSION, _PHOTOMETRIC, _BANDS, _MIN, _MAX = 254, 258, 259, 262, 277, 280, 281
 _SUBFILES, _FORMAT, _SMIN, _SMAX, _NODATA, _DNG = 330, 339, 340, 341, 42113, 50706
 _SENSOR = (32803, 34892)  # photometric interpretations of the numbers of a camera's sensor
 _KINDS: dict[int, Literal["unsigned", "signed", "float"]] = {2: "signed", 3: "float"}
@@ -329,30 +352,44 @@ class Samples:
 
 def _read_samples(image: Any) -> Samples:
     """Return the sample format of an image file whose pixels have not been loaded yet."""
-    is_wide, is_shortened = image.mode.startswith(("I", "F")), _is_shortened(image)
-    if image.format != "TIFF":
-        if not is_wide and not is_shortened:
-            return Samples()
-        if image.format != "PNG" or not is_wide or image.fp is None:
-            return Samples(16, is_shortened=is_shortened)
-        high, no_data = _max_stated_by_png(image.fp), image.info.get("transparency")
-        return Samples(16, high=high, is_shortened=is_shortened, no_data=no_data)
-    tags, readable = image.tag_v2, len(image.getbands())
+    is_wide = image.mode.startswith(("I", "F"))  # Pillow's modes of more than 8 bits
+    is_shortened = _is_shortened(image)
+    if image.format == "TIFF":
+        return _read_tiff_samples(image, is_wide=is_wide, is_shortened=is_shortened)
+    if image.format == "PNG" and is_wide:
+        return Samples(16, high=_max_stated_by_png(image.fp), no_data=image.info.get("transparency"))
+    if is_wide or is_shortened:
+        return Samples(16, is_shortened=is_shortened)
+    return Samples()
+
+
+def _read_tiff_samples(image: Any, *, is_wide: bool, is_shortened: bool) -> Samples:
+    tags = image.tag_v2
     bands = tags.get(_BANDS, 1)
-    unread = f"it has {bands} bands, of which only {readable} can be read" if bands > readable else None
+    readable_bands = len(image.getbands())
+    unread = None
+    if bands > readable_bands:
+        unread = f"it has {bands} bands, of which only {readable_bands} can be read"
     if not is_wide and image.mode != "L" and not is_shortened:
         return Samples(unread=unread)
-    bits, kind = _number(tags.get(_BITS)) or 1, _KINDS.get(int(_number(tags.get(_FORMAT)) or 1), "unsigned")
-    low, high = _number(tags.get(_SMIN)), _number(tags.get(_SMAX))
-    low = _number(tags.get(_MIN)) if low is None else low
-    high = _number(tags.get(_MAX)) if high is None else high
-    is_unconverted, no_data = bits > 8 or kind != "unsigned", None  # Pillow has already inverted narrower samples
-    is_negative = is_unconverted and _number(tags.get(_PHOTOMETRIC)) == 0
-    if is_unconverted and _NODATA in tags:
+    bits = _number(tags.get(_BITS)) or 1
+    kind = _KINDS.get(int(_number(tags.get(_FORMAT)) or 1), "unsigned")
+    low = _number(tags.get(_SMIN))
+    if low is None:
+        low = _number(tags.get(_MIN))
+    high = _number(tags.get(_SMAX))
+    if high is None:
+        high = _number(tags.get(_MAX))
+    if bits <= 8 and kind == "unsigned":  # bytes, which Pillow has already inverted if 0 is white
+        return Samples(int(bits), kind, low, high, is_shortened=is_shortened, unread=unread)
+    no_data = None
+    if _NODATA in tags:
+        text = str(tags[_NODATA])
         try:
-            no_data = float(str(tags[_NODATA]).strip(" \0").replace(",", "."))
+            no_data = float(text.strip(" \0").replace(",", "."))
         except ValueError:
-            unread = f"what it says of missing data is no number: {str(tags[_NODATA])[:20]!r}"
+            unread = f"what it says of missing data is no number: {text[:20]!r}"
+    is_negative = _number(tags.get(_PHOTOMETRIC)) == 0
     return Samples(int(bits), kind, low, high, is_negative, is_shortened, no_data, unread)
 
 
@@ -404,25 +441,9 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
     """Convert wide, signed or floating-point samples to 8-bit grey. Also return why the brightness may be wrong."""
-    low, high, is_finite = math.inf, -math.inf, True  # of the samples with data: the range, and whether all are finite
-    for _, strip in _strips(image):
-        values = _values(strip, samples)
-        if values.dtype.kind == "f":
-            finite = values[np.isfinite(values)]
-            without_data = 0 if samples.no_data is None else int(np.isnan(values).sum())
-            is_finite = is_finite and finite.size + without_data == values.size
-            values = finite
-        if values.size:
-            low, high = min(low, float(values.min())), max(high, float(values.max()))
-    low, high = (low, high) if low <= high else (0.0, 0.0)
-    if is_png and samples.high is not None:
-        # By the standard, the highest bits of each number are the significant ones, and white is 65,535 as always. But
-        # some programs use the lowest bits, so that white is `samples.high`.
-        used_bits, significant = 0, int(samples.high).bit_length()
-        for _, strip in _strips(image):
-            used_bits |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
-        if used_bits >= 2**significant or used_bits % 2 ** (16 - significant) == 0:
-            samples = replace(samples, high=None)
+    low, high, are_finite = _extrema(image, samples)
+    if is_png and samples.high is not None and _uses_upper_bits(image, int(samples.high).bit_length()):
+        samples = replace(samples, high=None)
     black, white, doubt = _range(samples, low, high)
     grey = Image.new("L", image.size)
     for top, strip in _strips(image):
@@ -430,35 +451,74 @@ def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Ima
         has_no_data = np.isnan(values)
         values = np.nan_to_num(values, nan=black, posinf=white, neginf=black)
         scaled = np.clip((values - black) / max(white - black, 1e-300), 0, 1)
-        scaled = 1 - scaled if samples.is_negative else scaled
+        if samples.is_negative:
+            scaled = 1 - scaled
         if is_png:
             scaled[has_no_data] = 1  # transparent, hence white
         grey.paste(Image.fromarray(np.round(255 * scaled).astype(np.uint8)), (0, top))
-    return grey, doubt or (None if is_finite else "some of its numbers are not finite")
+    if doubt is None and not are_finite:
+        doubt = "some of its numbers are not finite"
+    return grey, doubt
+
+
+def _extrema(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
+    """Return the smallest and the largest finite sample, or twice 0 if there is none, and whether all are finite.
+
+    Pixels without data are left out.
+    """
+    low, high, are_finite = math.inf, -math.inf, True
+    for _, strip in _strips(image):
+        values = _values(strip, samples)
+        if values.dtype.kind == "f":
+            is_finite = np.isfinite(values)
+            has_no_data = np.isnan(values) if samples.no_data is not None else False
+            are_finite = are_finite and bool(np.all(is_finite | has_no_data))
+            values = values[is_finite]
+        if values.size:
+            low = min(low, float(values.min()))
+            high = max(high, float(values.max()))
+    return (low, high, are_finite) if low <= high else (0.0, 0.0, are_finite)
+
+
+def _uses_upper_bits(image: Image.Image, significant: int) -> bool:
+    """Return whether the significant bits of the numbers of a PNG are the upper ones of 16, as the standard demands.
+
+    White is then 65,535 as always. But some programs use the lower bits, so that white is the largest number of
+    `significant` bits.
+    """
+    used_bits = 0
+    for _, strip in _strips(image):
+        used_bits |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
+    return used_bits >= 2**significant or used_bits % 2 ** (16 - significant) == 0
 
 
 def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:
-    """Stretch the brightness of a picture of which Pillow has kept only the upper 8 of 16 bits.
+    """Stretch the brightness of a picture in RGB, RGBA or LA of which Pillow has kept only the upper 8 of 16 bits.
 
     The picture is unchanged if its file does not state the largest number in use. The second value is the reason why
     the brightness may be wrong, or None.
     """
+    bands = image.getbands()
     with_data = image  # the picture in which pixels without data are black
     if samples.no_data is not None:
         no_data = samples.no_data // 256
-        with_data = image.point([0 if value == no_data else value for value in range(256)] * len(image.getbands()))
-    extrema: Any = with_data.getextrema()[:3]  # a pair for each channel, or only a pair if there is one channel
-    largest = max(int(high) for _, high in (extrema if isinstance(extrema[0], tuple) else [extrema]))
+        with_data = image.point([0 if value == no_data else value for value in range(256)] * len(bands))
+    extrema: Any = with_data.getextrema()[:3]  # a pair for each channel
+    largest = max(int(high) for _, high in extrema)
     bits = _stated_bits(samples, 256 * largest)
     if bits is None:
-        return image, _dark(256 * largest + 255, 16) if 0 < largest < 64 else None
-    if image.mode not in ("RGB", "RGBA", "LA") or bits == 16:
+        is_dark = 0 < largest < 64
+        return image, _dark(256 * largest + 255, 16) if is_dark else None
+    if bits == 16:
         return image, None
     # The lower 8 bits are unknown, so take the middle of their range, except for black.
     white = 2**bits - 1
-    stretch = [min(255, round(255 * (256 * value + 128 * (value > 0)) / white)) for value in range(256)]
-    bands, has_alpha = len(image.getbands()), image.mode.endswith("A")
-    return image.point(stretch * (bands - has_alpha) + list(range(256)) * has_alpha), None
+    stretched = [min(255, round(255 * (256 * value + 128 * (value > 0)) / white)) for value in range(256)]
+    unchanged = list(range(256))
+    table: list[int] = []
+    for band in bands:
+        table += unchanged if band == "A" else stretched
+    return image.point(table), None
 
 
 def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
@@ -495,12 +555,12 @@ def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str
     if bits is not None:
         return 0.0, float(2**bits - 1), None
     if samples.bits > 16:
-        bits = next((usual for usual in (8, 10, 12, 14, 16) if high < 2**usual), None)
-        if bits is None:
-            return low, high, unstated
-        doubt = f"it does not say how many of its {samples.bits} bits are used; {bits} are enough"
-        return 0.0, float(2**bits - 1), doubt
-    bits = samples.bits - (samples.kind == "signed")  # without the sign
+        for bits in (8, 10, 12, 14, 16):
+            if high < 2**bits:
+                doubt = f"it does not say how many of its {samples.bits} bits are used; {bits} are enough"
+                return 0.0, float(2**bits - 1), doubt
+        return low, high, unstated
+    bits = samples.bits - 1 if samples.kind == "signed" else samples.bits  # without the sign
     is_dark = bits > 8 and 0 < high < 2 ** (bits - 2)
     return 0.0, float(2**bits - 1), _dark(high, bits) if is_dark else None
 
