@@ -40,9 +40,23 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Points = npt.NDArray[np.complex128]  # positions x + y i in a picture, in units of its short side
 Pixels = npt.NDArray[np.uint8]
-Pairs = tuple[list[tuple[int, int]], list[tuple[int, int]]]  # near or altered pairs, and mirrored pairs
 
 _LUMA = np.array([0.299, 0.587, 0.114])
+
+
+class Pairs(NamedTuple):
+    """Pairs of pictures, by their indices, that are copies of one another."""
+
+    direct: list[tuple[int, int]]
+    mirrored: list[tuple[int, int]]  # one picture of the pair shows the other with left and right swapped
+
+    @property
+    def total(self) -> int:
+        return len(self.direct) + len(self.mirrored)
+
+    def extend(self, pairs: Pairs) -> None:
+        self.direct.extend(pairs.direct)
+        self.mirrored.extend(pairs.mirrored)
 
 
 @dataclass(frozen=True)
@@ -144,13 +158,15 @@ def find_altered(
     Return None if the search is stopped, because too many pictures are similar to one another. `progress` receives the
     number of pictures done and their total.
     """
-    if not (pictures.is_detailed.any() or (others is not None and others.is_detailed.any())):
+    has_detailed = pictures.is_detailed.any() or (others is not None and others.is_detailed.any())
+    if not has_detailed:
         if progress is not None:
             progress(len(pictures), len(pictures))
-        return [], []
+        return Pairs([], [])
     search = _Search(pictures, others)
-    copies: Pairs = [], []
-    compared = reported = done = 0  # pairs of pictures that were compared; pictures that were reported and searched for
+    copies = Pairs([], [])
+    compared = 0  # pairs of pictures
+    done = reported = 0  # pictures
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [pool.submit(search.run, task) for task in search.tasks]
         for task, job in zip(search.tasks, jobs, strict=True):
@@ -158,16 +174,16 @@ def find_altered(
             compared += compared_in_task
             done += task.end - task.start
             if pairs is not None:
-                copies[0].extend(pairs[0])
-                copies[1].extend(pairs[1])
-            has_too_many = len(copies[0]) + len(copies[1]) > _MAX_COPIES * done + _ALLOWANCE
-            if pairs is None or has_too_many or compared > _MAX_COMPARED * done + _ALLOWANCE:
+                copies.extend(pairs)
+            has_too_many_copies = copies.total > _MAX_COPIES * done + _ALLOWANCE
+            has_too_many_compared = compared > _MAX_COMPARED * done + _ALLOWANCE
+            if pairs is None or has_too_many_copies or has_too_many_compared:
                 pool.shutdown(wait=False, cancel_futures=True)
                 return None
             if progress is not None and (done >= reported + _REPORT_EVERY or done == search.size):
                 reported = done
                 progress(done, search.size)
-    return sorted(copies[0]), sorted(copies[1])
+    return Pairs(sorted(copies.direct), sorted(copies.mirrored))
 
 
 # A keypoint is looked up by 96 hashes. In each, some of the ten least certain signs are flipped. These are the 96 most
@@ -241,9 +257,9 @@ class _Search:
         is_within = len(self._sides) == 1
         target = 0 if is_within else 1 - task.side
         source, side = self._sides[task.side], self._sides[target]
-        copies: Pairs = ([], [])
+        copies = Pairs([], [])
         compared = 0
-        for kind, is_mirrored in enumerate((False, True)):
+        for pairs, is_mirrored in ((copies.direct, False), (copies.mirrored, True)):
             hits = self._find_hits(source, self._indices[target], task, is_mirrored=is_mirrored)
             if hits is None:
                 return None, compared
@@ -255,7 +271,8 @@ class _Search:
                 part = slice(start, start + _MATCHED_AT_ONCE)
                 accepted = _are_copies(source, side, i[part], j[part], is_mirrored=is_mirrored)
                 for a, b in zip(i[part][accepted].tolist(), j[part][accepted].tolist(), strict=True):
-                    copies[kind].append((b, a) if task.side == 1 or (is_within and b < a) else (a, b))
+                    is_swapped = b < a if is_within else task.side == 1
+                    pairs.append((b, a) if is_swapped else (a, b))
         return copies, compared
 
     def _find_hits(
@@ -265,37 +282,44 @@ class _Search:
 
         Return the indices of the keypoints in their sets, or None if there are too many hits.
         """
-        ends = source.ends[task.start : task.end + 1]
-        span = slice(int(ends[0]), int(ends[-1]))
-        hashes = _hashes(source, span, _FLIPS, is_mirrored=is_mirrored)
-        codes = source.codes[span] * _MIRROR if is_mirrored else source.codes[span]
-        min_product = np.float32(_MIN_COSINE) * source.lengths[span]
+        # In the following, keypoints and pictures are counted from the first one of the task.
+        offset = int(source.ends[task.start])
+        ends = source.ends[task.start : task.end + 1] - offset
+        keypoints = slice(offset, offset + int(ends[-1]))
+        codes = source.codes[keypoints] * _MIRROR if is_mirrored else source.codes[keypoints]
+        min_product = np.float32(_MIN_COSINE) * source.lengths[keypoints]
         ranks = self._ranks[task.side][task.start : task.end]
-        picture = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(ends))
+        picture_of = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(ends))
+
+        # The positions in the index from `lows` to `lows + counts` have the hash of a keypoint, (keypoints, 96).
+        hashes = _hashes(source, keypoints, _FLIPS, is_mirrored=is_mirrored)
         lows = index.starts[hashes]
-        counts = index.starts[hashes + 1] - lows  # (keypoints, 96), the number of keypoints with this hash
+        counts = index.starts[hashes + 1] - lows
         counts_of_keypoint = counts.sum(axis=1)
-        total = np.concatenate([[0], np.cumsum(counts_of_keypoint)])[ends - span.start]
-        if total[-1] > _MAX_HITS * len(ranks):
+        hits_before = np.concatenate([[0], np.cumsum(counts_of_keypoint)])[ends]  # each picture, (pictures + 1,)
+        if hits_before[-1] > _MAX_HITS * len(ranks):
             return None
+
+        # So many pictures are processed at a time that they have about `_HITS_AT_ONCE` hits.
         hits = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        borders = np.searchsorted(total, np.arange(_HITS_AT_ONCE, total[-1], _HITS_AT_ONCE))
+        borders = np.searchsorted(hits_before, np.arange(_HITS_AT_ONCE, hits_before[-1], _HITS_AT_ONCE))
         for start, stop in pairwise(np.unique([0, *borders, len(ranks)]).tolist()):
-            low, high = int(ends[start]) - span.start, int(ends[stop]) - span.start
+            low, high = int(ends[start]), int(ends[stop])
             # All hits: `first` are keypoints of the task, and `second` are positions in the index.
             first = np.repeat(np.arange(low, high, dtype=np.int32), counts_of_keypoint[low:high])
             count = counts[low:high].reshape(-1)
             second = np.arange(len(first)) + np.repeat(lows[low:high].reshape(-1) - np.cumsum(count) + count, count)
             # Only those of pictures of higher rank, and of pairs of pictures with several hits.
-            rank, row = index.ranks.take(second), picture.take(first)
-            is_higher = np.flatnonzero(rank > ranks.take(row))
-            pair = (row.take(is_higher) - start) * np.int64(self.size) + rank.take(is_higher)
+            rank, picture = index.ranks.take(second), picture_of.take(first)
+            is_higher = np.flatnonzero(rank > ranks.take(picture))
+            pair = (picture.take(is_higher) - start) * np.int64(self.size) + rank.take(is_higher)
             frequent = is_higher[np.bincount(pair).take(pair) >= _MIN_HITS] if len(pair) else is_higher
             first, second = first.take(frequent), second.take(frequent)
             # Only those with similar descriptors.
-            a, b = codes.take(first, axis=0).astype(np.float32), index.codes.take(second, axis=0).astype(np.float32)
+            a = codes.take(first, axis=0).astype(np.float32)
+            b = index.codes.take(second, axis=0).astype(np.float32)
             similar = np.einsum("ij,ij->i", a, b) >= min_product.take(first) * index.lengths.take(second)
-            hits.append((first[similar].astype(np.int64) + span.start, index.numbers[second[similar]].astype(np.int64)))
+            hits.append((first[similar].astype(np.int64) + offset, index.numbers[second[similar]].astype(np.int64)))
         return np.concatenate([a for a, _ in hits]), np.concatenate([b for _, b in hits])
 
 
@@ -328,34 +352,38 @@ def _pairs_with_same_arrangement(
     """
     pair = source.owner[first] * len(side) + side.owner[second]
     order = np.argsort(pair, kind="stable")
-    starts = np.flatnonzero(np.diff(pair[order], prepend=-1))
+    starts = np.flatnonzero(np.diff(pair[order], prepend=-1))  # of each pair's hits in `order`
     counts = np.diff(starts, append=len(order))
     starts, counts = starts[counts >= _MIN_HITS], counts[counts >= _MIN_HITS]
-    kept = np.zeros(len(starts), bool)
+    accepted = np.zeros(len(starts), bool)
+    p, q = np.triu_indices(_ARRANGED, 1)
     for low in range(0, len(starts), _ARRANGED_AT_ONCE):
         part = slice(low, low + _ARRANGED_AT_ONCE)
         valid = np.arange(_ARRANGED) < counts[part, None]
         hits = order[np.where(valid, starts[part, None] + np.arange(_ARRANGED), 0)]  # (pairs, 16)
         a, b = _positions(source, first[hits], is_mirrored=is_mirrored), side.points[second[hits]]
+
+        # Each two hits (p, q) of a pair define a map, (pairs, 120). Of these, m maps are plausible.
         level_change = side.levels[second[hits]].astype(np.int64) - source.levels[first[hits]]
-        p, q = np.triu_indices(_ARRANGED, 1)
         similarities, fits = _similarities(a, b, level_change, p, q)
         fits &= valid[:, p] & valid[:, q]
         row, base = np.nonzero(fits & (fits.sum(axis=1, keepdims=True) >= _MIN_HITS))
         similarity = similarities[row, base]
         shift = b[row, p[base]] - similarity * a[row, p[base]]
+
+        # The hits that agree with each map, (m, 16).
         error = similarity[:, None] * a[row] + shift[:, None] - b[row]  # of the mapped positions
         area = similarity.real**2 + similarity.imag**2
-        near = error.real**2 + error.imag**2 < (_ROUGH**2 * np.maximum(area, 1))[:, None]
-        near &= valid[row]
-        several = near.sum(axis=1) >= _MIN_HITS
-        row, near = row[several], near[several]
-        agreeing = np.minimum(_count_distinct(first[hits[row]], near), _count_distinct(second[hits[row]], near))
+        agrees = error.real**2 + error.imag**2 < (_ROUGH**2 * np.maximum(area, 1))[:, None]
+        agrees &= valid[row]
+        several = agrees.sum(axis=1) >= _MIN_HITS
+        row, agrees = row[several], agrees[several]
+        agreeing = np.minimum(_count_distinct(first[hits[row]], agrees), _count_distinct(second[hits[row]], agrees))
         best = np.zeros(len(hits), np.int64)  # the largest number of agreeing hits of each pair of pictures
         np.maximum.at(best, row, agreeing)
         # If only few hits agree, they must be a large part of all hits.
-        kept[part] = (best >= _ENOUGH_HITS) | ((best >= _MIN_HITS) & (2 * best**2 >= 3 * counts[part]))
-    return np.divmod(pair[order[starts[kept]]], len(side))
+        accepted[part] = (best >= _ENOUGH_HITS) | ((best >= _MIN_HITS) & (2 * best**2 >= 3 * counts[part]))
+    return np.divmod(pair[order[starts[accepted]]], len(side))
 
 
 def _count_distinct(numbers: Ints, selected: Bools) -> Ints:
@@ -409,7 +437,41 @@ _MIN_CELLS = 12  # pixels of a thumbnail that must lie in the other picture
 
 def _are_copies(source: Appearance, side: Appearance, i: Ints, j: Ints, *, is_mirrored: bool) -> Bools:
     """Return whether picture i of one set is an altered copy of picture j of the other, for each pair (i, j)."""
-    # A match is a pair of keypoints, each of which is the most similar to the other.
+    first, second, valid = _match_keypoints(source, side, i, j, is_mirrored=is_mirrored)
+    a, b = _positions(source, first, is_mirrored=is_mirrored), side.points[second]
+    level_change = side.levels[second].astype(np.int64) - source.levels[first]
+    agrees, affines, error = _fit_affine(a, b, level_change, valid)
+    agreeing, matches = agrees.sum(axis=1), valid.sum(axis=1)
+    least_score = LEAST_SCORE + DEARER * (error.clip(max=1) - PRECISE).clip(min=0)
+    accepted = (agreeing >= LEAST_AGREEING) & (agreeing**2 / np.maximum(matches, 1) >= least_score)
+    for k in np.flatnonzero(accepted):
+        affine = affines[k]
+        if abs(np.linalg.det(affine[:2])) < 1e-6:
+            accepted[k] = False
+            continue
+        inverse = np.linalg.inv(affine[:2])
+        inverse_affine = np.vstack([inverse, -affine[2] @ inverse])
+        first_points = _positions(source, _keypoints_of(source, i[k]), is_mirrored=is_mirrored)
+        second_points = side.points[_keypoints_of(side, j[k])]
+        aspects = (float(source.aspects[i[k]]), float(side.aspects[j[k]]))
+        covered = min(
+            _covered_by_matches(first_points, a[k, agrees[k]], affine, aspects[1]),
+            _covered_by_matches(second_points, b[k, agrees[k]], inverse_affine, aspects[0]),
+        )
+        pixels = source.pixels[i[k]]
+        correlation = _correlation(pixels[:, ::-1] if is_mirrored else pixels, side.pixels[j[k]], affine, aspects)
+        accepted[k] = covered >= LEAST_REACHED and correlation >= LEAST_CORRELATION
+    return accepted
+
+
+def _match_keypoints(
+    source: Appearance, side: Appearance, i: Ints, j: Ints, *, is_mirrored: bool
+) -> tuple[Ints, Ints, Bools]:
+    """Match the keypoints of picture i of one set with those of picture j of the other, for n pairs (i, j).
+
+    A match is a pair of keypoints, each of which is the most similar to the other. Return the keypoints in both sets of
+    the 48 best matches, (n, 48), and whether there are so many matches, (n, 48).
+    """
     first, second = _padded(source, i), _padded(side, j)  # (n, 96) keypoints, -1 for none
     a_codes = source.codes[first].astype(np.float32) / source.lengths[first][:, :, None]
     b_codes = side.codes[second].astype(np.float32) / side.lengths[second][:, :, None]
@@ -424,33 +486,16 @@ def _are_copies(source: Appearance, side: Appearance, i: Ints, j: Ints, *, is_mi
     best_of_best = np.take_along_axis(cosine.argmax(axis=1), best, 1)
     is_match = (best_cosine > _MIN_COSINE) & (best_of_best == np.arange(MOST))
     order = np.argsort(np.where(is_match, -best_cosine, 1), axis=1, kind="stable")[:, :_MATCHES]
-    valid = np.take_along_axis(is_match, order, 1)  # (n, 48)
-    first_matched = np.take_along_axis(first, order, 1)
-    second_matched = np.take_along_axis(second, np.take_along_axis(best, order, 1), 1)
-    a, b = _positions(source, first_matched, is_mirrored=is_mirrored), side.points[second_matched]
-    level_change = side.levels[second_matched].astype(np.int64) - source.levels[first_matched]
-    agrees, affines, error = _fit_affine(a, b, level_change, valid)
-    agreeing, matches = agrees.sum(axis=1), valid.sum(axis=1)
-    least_score = LEAST_SCORE + DEARER * (error.clip(max=1) - PRECISE).clip(min=0)
-    accepted = (agreeing >= LEAST_AGREEING) & (agreeing**2 / np.maximum(matches, 1) >= least_score)
-    for k in np.flatnonzero(accepted):
-        aspects = (float(source.aspects[i[k]]), float(side.aspects[j[k]]))
-        affine = affines[k]
-        if abs(np.linalg.det(affine[:2])) < 1e-6:
-            accepted[k] = False
-            continue
-        inverse = np.linalg.inv(affine[:2])
-        inverse_affine = np.vstack([inverse, -affine[2] @ inverse])
-        first_points = _positions(source, first[k][first[k] >= 0], is_mirrored=is_mirrored)
-        second_points = side.points[second[k][second[k] >= 0]]
-        covered = min(
-            _covered_by_matches(first_points, a[k, agrees[k]], affine, aspects[1]),
-            _covered_by_matches(second_points, b[k, agrees[k]], inverse_affine, aspects[0]),
-        )
-        pixels = source.pixels[i[k]]
-        correlation = _correlation(pixels[:, ::-1] if is_mirrored else pixels, side.pixels[j[k]], affine, aspects)
-        accepted[k] = covered >= LEAST_REACHED and correlation >= LEAST_CORRELATION
-    return accepted
+    second_of_first = np.take_along_axis(second, best, 1)
+    return (
+        np.take_along_axis(first, order, 1),
+        np.take_along_axis(second_of_first, order, 1),
+        np.take_along_axis(is_match, order, 1),
+    )
+
+
+def _keypoints_of(side: Appearance, picture: int) -> Ints:
+    return np.arange(side.ends[picture], side.ends[picture + 1])
 
 
 def _padded(side: Appearance, pictures: Ints) -> Ints:
@@ -462,14 +507,44 @@ def _padded(side: Appearance, pictures: Ints) -> Ints:
 def _fit_affine(a: Points, b: Points, level_change: Ints, valid: Bools) -> tuple[Bools, Floats, Floats]:
     """Find the affine map that agrees with the most matches, for each pair of pictures.
 
-    The arguments are those of `_similarities`; `valid` (n, 48) tells which of the matches exist. First, each pair of
-    the best matches defines a similarity transform. Then an affine map is fitted to the matches that agree with the
-    best transform.
+    The arguments are those of `_similarities`; `valid` (n, 48) tells which of the matches exist. An affine map is
+    fitted to the matches that agree with the best similarity transform.
 
     Return whether each match agrees with the map (n, 48), the map (n, 3, 2), and the median distance of the agreeing
     keypoints from their mapped positions (n,), in short sides of the picture with the larger scale.
     """
     n, m = a.shape
+    agrees, best, shift = _best_similarities(a, b, level_change, valid)
+    entries = [best.real, best.imag, -best.imag, best.real, shift.real, shift.imag]
+    affines = np.stack(entries, axis=1).reshape(n, 3, 2)
+    points = np.stack([a.real, a.imag, np.ones((n, m))], axis=2)  # (n, 48, 3)
+    targets = np.stack([b.real, b.imag], axis=2)
+    for _ in range(2):  # an affine map also approximates perspective and other aspect ratios
+        # Least squares over the agreeing matches. The small summand keeps the matrix invertible.
+        weighted = points * agrees[:, :, None]
+        normal = weighted.transpose(0, 2, 1) @ points + 1e-9 * np.eye(3)
+        fitted = np.linalg.solve(normal, weighted.transpose(0, 2, 1) @ targets)
+        growth = np.abs(np.linalg.det(fitted[:, :2]))
+        distance = ((points @ fitted - targets) ** 2).sum(axis=2)
+        agrees_with_fitted = valid & (distance < _NEAR**2 * np.maximum(growth, 1)[:, None])
+        agrees_with_fitted &= _fits_sizes(growth[:, None], level_change)
+        # Three matches do not suffice: an affine map fits them exactly.
+        better = (agrees_with_fitted.sum(axis=1) >= agrees.sum(axis=1)) & (agrees.sum(axis=1) >= 4)
+        agrees = np.where(better[:, None], agrees_with_fitted, agrees)
+        affines = np.where(better[:, None, None], fitted, affines)
+    growth = np.maximum(np.abs(np.linalg.det(affines[:, :2])), 1)
+    distance = np.sqrt(((points @ affines - targets) ** 2).sum(axis=2) / growth[:, None])
+    middle = np.minimum(agrees.sum(axis=1) // 2, m - 1)
+    median = np.sort(np.where(agrees, distance, np.inf), axis=1)[np.arange(n), middle]
+    return agrees, affines, median
+
+
+def _best_similarities(a: Points, b: Points, level_change: Ints, valid: Bools) -> tuple[Bools, Points, Points]:
+    """Find the similarity transform that agrees with the most matches, among those that the best matches define.
+
+    The arguments are those of `_fit_affine`. Return whether each match agrees with it (n, 48), the transform (n,), and
+    the shift that is added to it (n,).
+    """
     p, q = np.triu_indices(_BASES, 1)
     similarity, fits = _similarities(a, b, level_change, p, q)
     fits &= valid[:, p] & valid[:, q]  # (n, 66)
@@ -478,31 +553,8 @@ def _fit_affine(a: Points, b: Points, level_change: Ints, valid: Bools) -> tuple
     error = similarity[:, :, None] * a[:, None] + shift[:, :, None] - b[:, None]  # (n, 66, 48)
     agrees = (error.real**2 + error.imag**2 < _NEAR**2 * np.maximum(area, 1)[:, :, None]) & valid[:, None]
     agrees &= _fits_sizes(area[:, :, None], level_change[:, None]) & fits[:, :, None]
-    winner = agrees.sum(axis=2).argmax(axis=1)
-    rows = np.arange(n)
-    kept, best, best_shift = agrees[rows, winner], similarity[rows, winner], shift[rows, winner]
-    entries = [best.real, best.imag, -best.imag, best.real, best_shift.real, best_shift.imag]
-    affines = np.stack(entries, axis=1).reshape(n, 3, 2)
-    flat = np.stack([a.real, a.imag, np.ones((n, m))], axis=2)  # (n, 48, 3)
-    targets = np.stack([b.real, b.imag], axis=2)
-    for _ in range(2):  # an affine map also approximates perspective and other aspect ratios
-        # Least squares over the agreeing matches. The small summand keeps the matrix invertible.
-        weighted = flat * kept[:, :, None]
-        normal = weighted.transpose(0, 2, 1) @ flat + 1e-9 * np.eye(3)
-        fitted = np.linalg.solve(normal, weighted.transpose(0, 2, 1) @ targets)
-        growth = np.abs(np.linalg.det(fitted[:, :2]))
-        distance = ((flat @ fitted - targets) ** 2).sum(axis=2)
-        agrees = valid & (distance < _NEAR**2 * np.maximum(growth, 1)[:, None])
-        agrees &= _fits_sizes(growth[:, None], level_change)
-        # Three matches do not suffice: an affine map fits them exactly.
-        better = (agrees.sum(axis=1) >= kept.sum(axis=1)) & (kept.sum(axis=1) >= 4)
-        kept = np.where(better[:, None], agrees, kept)
-        affines = np.where(better[:, None, None], fitted, affines)
-    growth = np.maximum(np.abs(np.linalg.det(affines[:, :2])), 1)
-    distance = np.sqrt(((flat @ affines - targets) ** 2).sum(axis=2) / growth[:, None])
-    middle = np.minimum(kept.sum(axis=1) // 2, m - 1)
-    median = np.sort(np.where(kept, distance, np.inf), axis=1)[rows, middle]
-    return kept, affines, median
+    rows, winner = np.arange(len(a)), agrees.sum(axis=2).argmax(axis=1)
+    return agrees[rows, winner], similarity[rows, winner], shift[rows, winner]
 
 
 def _extent(aspect: float) -> Floats:
@@ -528,7 +580,7 @@ def _correlation(a: Pixels, b: Pixels, affine: Floats, aspects: tuple[float, flo
 
     `affine` maps positions of the first picture to positions of the second.
     """
-    greys = [pixels @ _LUMA for pixels in (a, b)]
+    grey, other_grey = a @ _LUMA, b @ _LUMA
     # A grid that is `_FINE` times as fine as the first thumbnail, in the coordinates of both pictures.
     side = _FINE * THUMBNAIL
     centres = (np.arange(side) + 0.5) / side
@@ -543,9 +595,13 @@ def _correlation(a: Pixels, b: Pixels, affine: Floats, aspects: tuple[float, flo
     # The second thumbnail, interpolated bilinearly at the fine grid, and averaged over the pixels of the first one.
     position = (THUMBNAIL * mapped - 0.5).clip(0, THUMBNAIL - 1)
     corner = np.minimum(position.astype(np.int64), THUMBNAIL - 2)
-    (u, v), (right, down) = corner.T, (position - corner).T
-    upper, lower = (greys[1][row, u] * (1 - right) + greys[1][row, u + 1] * right for row in (v, v + 1))
-    aligned = (upper * (1 - down) + lower * down).reshape(THUMBNAIL, _FINE, THUMBNAIL, _FINE).mean(axis=(1, 3))
-    first, second = (grey[cells] - grey[cells].mean() for grey in (greys[0], aligned))
+    column, row = corner.T
+    right, down = (position - corner).T  # the weights of the pixels to the right and below
+    upper = other_grey[row, column] * (1 - right) + other_grey[row, column + 1] * right
+    lower = other_grey[row + 1, column] * (1 - right) + other_grey[row + 1, column + 1] * right
+    fine = upper * (1 - down) + lower * down
+    aligned = fine.reshape(THUMBNAIL, _FINE, THUMBNAIL, _FINE).mean(axis=(1, 3))
+    first = grey[cells] - grey[cells].mean()
+    second = aligned[cells] - aligned[cells].mean()
     norms = np.sqrt((first**2).sum() * (second**2).sum())
     return float(first @ second / norms) if norms > len(first) else -1.0  # a spread below one level is noise

@@ -79,7 +79,9 @@ def find_copies_of_known(
         return [], "exact"
 
     def with_kinds(pairs: Pairs, kind: Kind) -> list[tuple[int, int, Kind]]:
-        return [*((i, j, kind) for i, j in pairs[0]), *((i, j, "mirrored") for i, j in pairs[1])]
+        direct = [(i, j, kind) for i, j in pairs.direct]
+        mirrored: list[tuple[int, int, Kind]] = [(i, j, "mirrored") for i, j in pairs.mirrored]
+        return direct + mirrored
 
     def is_one_scene(copies: Sequence[tuple[int, int, Kind]]) -> bool:
         groups = connect([Link(i, len(new) + j, kind) for i, j, kind in copies], len(new) + len(known))
@@ -88,8 +90,7 @@ def find_copies_of_known(
     near_copies = with_kinds(near, "near")
     altered = find_altered(new, known, second_half)
     if altered is not None:
-        near_pairs = {(i, j) for i, j, _ in near_copies}
-        copies = near_copies + [copy for copy in with_kinds(altered, "altered") if copy[:2] not in near_pairs]
+        copies = near_copies + with_kinds(_without(altered, near), "altered")
         if not is_one_scene(copies):
             return copies, "altered"
     return ([], "exact") if is_one_scene(near_copies) else (near_copies, "near")
@@ -105,7 +106,7 @@ def _halves(progress: Callable[[int, int], None] | None) -> tuple[Callable[[int,
 class Comparison:
     """Files that have been compared with one another by content, and the pairs of copies among them.
 
-    A pair consists of two indices into `digests`, the lower one first. Pairs are None if there are too many of them to
+    A pair consists of two indices into `digests`, the lower one first. A field is None if there are too many pairs to
     be meaningful.
     """
 
@@ -122,55 +123,65 @@ def compare(
     All images must be readable. `before` is the result of an earlier comparison of some of these images, possibly with
     others, and `progress` receives the number of images compared and their total.
     """
+    old_digests: tuple[bytes, ...] = ()
+    old_near, old_altered = Pairs([], []), Pairs([], [])
+    if before is not None and before.pairs is not None and before.altered is not None:
+        old_digests, old_near, old_altered = before.digests, before.pairs, before.altered
     table = FactTable.of(facts)
     row_of = {digest: row for row, digest in enumerate(table.column("digest"))}
     digests = tuple(sorted(row_of))
-    known: frozenset[bytes] = frozenset()
-    old_near: Pairs = [], []
-    old_altered: Pairs = [], []
-    if before is not None and before.pairs is not None and before.altered is not None:
-        known = frozenset(before.digests)
-        index_of = {digest: i for i, digest in enumerate(digests)}
-        new_index = [index_of.get(digest) for digest in before.digests]  # None for files that are not compared now
-
-        def renumbered(pairs: IndexPairs) -> list[tuple[int, int]]:
-            new_pairs = ((new_index[a], new_index[b]) for a, b in pairs)
-            return [_sorted(i, j) for i, j in new_pairs if i is not None and j is not None]
-
-        old_near = renumbered(before.pairs[0]), renumbered(before.pairs[1])
-        old_altered = renumbered(before.altered[0]), renumbered(before.altered[1])
-    old = [i for i, digest in enumerate(digests) if digest in known]
-    new = [i for i, digest in enumerate(digests) if digest not in known]
-    old_pictures, new_pictures = (Appearance.of(table.take([row_of[digests[i]] for i in part])) for part in (old, new))
+    index_of = {digest: i for i, digest in enumerate(digests)}
+    new_index = [index_of.get(digest) for digest in old_digests]  # None for files that are not compared now
+    already_compared = frozenset(old_digests)
+    old = [i for i, digest in enumerate(digests) if digest in already_compared]
+    new = [i for i, digest in enumerate(digests) if digest not in already_compared]
+    old_pictures = Appearance.of(table.take([row_of[digests[i]] for i in old]))
+    new_pictures = Appearance.of(table.take([row_of[digests[i]] for i in new]))
     max_pairs = _MAX_PAIRS * len(digests)
     first_half, second_half = _halves(progress)
 
-    def add_new(pairs: Pairs, search: Callable[[Appearance, Appearance | None], Pairs | None]) -> Pairs | None:
-        within: Pairs | None = search(new_pictures, None) if new else ([], [])
-        across: Pairs | None = search(new_pictures, old_pictures) if new and old and within is not None else ([], [])
-        if within is None or across is None:
+    def add_new(old_pairs: Pairs, search: Callable[[Appearance | None], Pairs | None]) -> Pairs | None:
+        """Add to the old pairs those of new pictures, among themselves and with old pictures; None if too many."""
+        within = search(None) if new else Pairs([], [])
+        if within is None:
             return None
-        result: Pairs = [*pairs[0]], [*pairs[1]]
-        for kind in range(2):  # direct and mirrored copies
-            result[kind].extend((new[i], new[j]) for i, j in within[kind])
-            result[kind].extend(_sorted(new[i], old[j]) for i, j in across[kind])
-            result[kind].sort()
-        return result if len(result[0]) + len(result[1]) <= max_pairs else None
+        across = search(old_pictures) if new and old else Pairs([], [])
+        if across is None:
+            return None
 
-    near = add_new(
-        old_near,
-        lambda one, other: find_pairs(one.pixels, None if other is None else other.pixels, max_pairs, first_half),
-    )
+        def combine(of_old: IndexPairs, of_new: IndexPairs, of_both: IndexPairs) -> list[tuple[int, int]]:
+            pairs_of_old = _renumber(of_old, new_index, new_index)
+            return sorted(pairs_of_old + _renumber(of_new, new, new) + _renumber(of_both, new, old))
+
+        pairs = Pairs(
+            combine(old_pairs.direct, within.direct, across.direct),
+            combine(old_pairs.mirrored, within.mirrored, across.mirrored),
+        )
+        return pairs if pairs.total <= max_pairs else None
+
+    def search_near(others: Appearance | None) -> Pairs | None:
+        return find_pairs(new_pictures.pixels, None if others is None else others.pixels, max_pairs, first_half)
+
+    near = add_new(old_near, search_near)
     if near is None:
         return Comparison(digests, None, None)
-    altered = add_new(old_altered, lambda one, other: find_altered(one, other, second_half))
-    if altered is not None:
-        linked = {*near[0], *near[1]}
-        altered = (
-            [pair for pair in altered[0] if pair not in linked],
-            [pair for pair in altered[1] if pair not in linked],
-        )
-    return Comparison(digests, near, altered)
+    altered = add_new(old_altered, lambda others: find_altered(new_pictures, others, second_half))
+    return Comparison(digests, near, None if altered is None else _without(altered, near))
+
+
+def _renumber(pairs: IndexPairs, first: Sequence[int | None], second: Sequence[int | None]) -> list[tuple[int, int]]:
+    """Return the pair (first[i], second[j]) for each pair (i, j), the lower number first; leave out pairs with None."""
+    renumbered = ((first[i], second[j]) for i, j in pairs)
+    return [_sorted(i, j) for i, j in renumbered if i is not None and j is not None]
+
+
+def _without(pairs: Pairs, others: Pairs) -> Pairs:
+    """Return the pairs that are not among the others, be they direct or mirrored."""
+    left_out = {*others.direct, *others.mirrored}
+    return Pairs(
+        [pair for pair in pairs.direct if pair not in left_out],
+        [pair for pair in pairs.mirrored if pair not in left_out],
+    )
 
 
 def _sorted(i: int, j: int) -> tuple[int, int]:
@@ -204,10 +215,11 @@ def find_duplicates(facts: Sequence[Facts], comparison: Comparison | None = None
     def image_pairs(pairs: IndexPairs) -> list[tuple[int, int]]:
         return sorted(_sorted(first_of[digests[i]], first_of[digests[j]]) for i, j in pairs)
 
-    near, mirrored = map(image_pairs, comparison.pairs)
+    near, mirrored = image_pairs(comparison.pairs.direct), image_pairs(comparison.pairs.mirrored)
     if comparison.altered is not None:
-        altered, altered_mirrored = map(image_pairs, comparison.altered)
-        links = _links(len(facts), near, altered, sorted([*mirrored, *altered_mirrored]))
+        altered = image_pairs(comparison.altered.direct)
+        all_mirrored = sorted(mirrored + image_pairs(comparison.altered.mirrored))
+        links = _links(len(facts), near, altered, all_mirrored)
         if not _is_one_scene(connect(links, len(facts)), len(digests)):
             return exact + links, "altered"
     links = _links(len(facts), near, [], mirrored)
@@ -272,22 +284,21 @@ def find_pairs(
     lower index of a pair is then the first. Return None if there are more than `max_pairs` pairs. `progress` receives
     the number of pictures compared and their total.
     """
-    copies: Pairs = [], []
+    copies = Pairs([], [])
     reported = 0
     blocks = range(0, len(pixels), _BLOCK)
     # The pool's threads share the blocks. The matrix library's own threads would spin while they wait for one another.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         search = _LikenessSearch(pixels, others)
         for start, pairs in zip(blocks, pool.map(search.block, blocks), strict=True):
-            copies[0].extend(pairs[0])
-            copies[1].extend(pairs[1])
-            if len(copies[0]) + len(copies[1]) > max_pairs:
+            copies.extend(pairs)
+            if copies.total > max_pairs:
                 return None
             done = min(start + _BLOCK, len(pixels))
             if progress is not None and (done >= reported + _REPORT_EVERY or done == len(pixels)):
                 reported = done
                 progress(done, len(pixels))
-    return sorted(copies[0]), sorted(copies[1])
+    return Pairs(sorted(copies.direct), sorted(copies.mirrored))
 
 
 class _LikenessSearch:
@@ -305,38 +316,44 @@ class _LikenessSearch:
         axis = bounds[0]
         if len(bounds) > 1:
             axis = np.linalg.eigh(np.cov(bounds, rowvar=False, dtype=np.float64))[1][:, -1]
-        self._order, self._keys, self._bounds = _in_order(bounds, axis)
+        sorted_pictures = _in_order(bounds, axis)
+        self._order, self._keys, self._bounds = sorted_pictures
         self._other_order, self._other_keys, self._other_bounds = (
-            (self._order, self._keys, self._bounds) if self._within else _in_order(_bounds(self._other_spectra), axis)
+            sorted_pictures if others is None else _in_order(_bounds(self._other_spectra), axis)
         )
 
     def block(self, start: int) -> Pairs:
         """Return the pairs of one block of pictures, which begins at position `start` of the sorted order."""
         end = min(start + _BLOCK, len(self._keys))
-        low = start if self._within else int(np.searchsorted(self._other_keys, self._keys[start] - _REACH))
+        low = start  # within one set, each pair is compared only once
+        if not self._within:
+            low = int(np.searchsorted(self._other_keys, self._keys[start] - _REACH))
         high = int(np.searchsorted(self._other_keys, self._keys[end - 1] + _REACH, side="right"))
         rows: list[Indices] = [np.zeros(0, np.intp)]
         columns: list[Indices] = [np.zeros(0, np.intp)]
-        # Select the pairs for which the upper bound on the correlation is large enough, each only once.
+        # Select the pairs for which the upper bound on the correlation is large enough.
         for other in range(low, high, _COLUMNS):
             block = self._other_bounds[other : min(other + _COLUMNS, high)]
             likely = np.flatnonzero(self._bounds[start:end] @ block.T >= _LIKELY)
             row, column = np.divmod(likely, len(block))
-            is_first = (row + start < column + other) if self._within else np.ones(len(row), bool)
-            rows.append(row[is_first] + start)
-            columns.append(column[is_first] + other)
+            row, column = row + start, column + other
+            if self._within:
+                row, column = row[row < column], column[row < column]
+            rows.append(row)
+            columns.append(column)
         first, second = self._order[np.concatenate(rows)], self._other_order[np.concatenate(columns)]
         if self._within:
             first, second = np.minimum(first, second), np.maximum(first, second)
         even = _dot(self._spectra[first, :_EVEN], self._other_spectra[second, :_EVEN])
         odd = _dot(self._spectra[first, _EVEN:], self._other_spectra[second, _EVEN:])
-        matches: Pairs = ([], [])
-        # A closer bound, from all low frequencies.
-        for pairs, bound, is_mirrored in ((matches[0], even + odd, False), (matches[1], even - odd, True)):
+
+        def agreeing(bound: Floats, *, is_mirrored: bool) -> list[tuple[int, int]]:
             i, j = first[bound >= _LIKELY], second[bound >= _LIKELY]
             same = agree(self._pixels, self._others, i, j, is_mirrored=is_mirrored)
-            pairs += zip(i[same].tolist(), j[same].tolist(), strict=True)
-        return matches
+            return list(zip(i[same].tolist(), j[same].tolist(), strict=True))
+
+        # A closer bound, from all low frequencies.
+        return Pairs(agreeing(even + odd, is_mirrored=False), agreeing(even - odd, is_mirrored=True))
 
 
 def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Indices, Floats, Floats]:
@@ -408,19 +425,19 @@ def agree(
         left, right = pixels[first[span]].astype(np.int64), others[second[span]].astype(np.int64)
         if is_mirrored:
             left = left[:, :, ::-1]
-        a, b = ((part @ _LUMA).reshape(len(part), -1) for part in (left, right))  # grey, in thousandths of a level
+        # Grey values in thousandths of a level, (pairs, 256). Their variances and the covariance are times n squared.
+        a = (left @ _LUMA).reshape(len(left), -1)
+        b = (right @ _LUMA).reshape(len(right), -1)
         n = a.shape[1]
         covariance = n * (a * b).sum(axis=1) - a.sum(axis=1) * b.sum(axis=1)
-        a_variance, b_variance = (n * (grey**2).sum(axis=1) - grey.sum(axis=1) ** 2 for grey in (a, b))
-        noise = n * (1000 * THUMBNAIL) ** 2  # the variance of a spread of one level
+        a_variance = n * (a**2).sum(axis=1) - a.sum(axis=1) ** 2
+        b_variance = n * (b**2).sum(axis=1) - b.sum(axis=1) ** 2
         correlation = covariance / np.sqrt(np.maximum(a_variance, 1) * 1.0) / np.sqrt(np.maximum(b_variance, 1) * 1.0)
+        noise = n * (1000 * THUMBNAIL) ** 2  # the variance of a spread of one level
+        has_structure = (a_variance > noise) & (b_variance > noise)
         difference = ((left - right) ** 2).sum(axis=(1, 2, 3))
-        result[span] = (
-            (a_variance > noise)
-            & (b_variance > noise)
-            & (correlation >= LEAST_CORRELATION)
-            & (difference <= 3 * n * MOST_DIFFERENCE**2)
-        )
+        has_same_colours = difference <= 3 * n * MOST_DIFFERENCE**2
+        result[span] = has_structure & (correlation >= LEAST_CORRELATION) & has_same_colours
     return result
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from vitkit.data.doctor.altered import Pairs
 from vitkit.data.doctor.duplicates import Comparison, Kind, Link, SearchDepth, compare, connect, find_duplicates
 from vitkit.data.doctor.names import find_groups
 from vitkit.data.doctor.shortcuts import find_shortcuts
@@ -110,24 +111,23 @@ def check_unreadable_held_out(table: ImageTable, unreadable: Mapping[str, str]) 
 def check_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     """Report pictures that occur more than once, with examples if they invalidate results."""
     conflict = table.task.conflict
-    if same := [group for group in copies if group.is_conflict and group.kind != "altered"]:
-        examples = _list([_pair(table, group, table.labels) for group in same], "; ", 3)
-        yield Finding("problem", f"{_pictures_are(same)} {conflict}, and one label at most is right: {examples}")
-    if altered := [group for group in copies if group.is_conflict and group.kind == "altered"]:
-        examples = _list([_pair(table, group, table.labels) for group in altered], "; ", 3)
+    conflicts = [group for group in copies if group.is_conflict]
+    if same := [group for group in conflicts if group.kind != "altered"]:
+        text = f"{_pictures_are(same)} {conflict}, and one label at most is right"
+        yield Finding("problem", f"{text}: {_examples(table, same, table.labels)}")
+    if altered := [group for group in conflicts if group.kind == "altered"]:
         text = f"{_pictures_are(altered)} {conflict}, altered or in parts; check whether each label is right"
-        yield Finding("warning", f"{text}: {examples}")
+        yield Finding("warning", f"{text}: {_examples(table, altered, table.labels)}")
     if leaks := [group for group in copies if group.is_leak]:
-        held_out = Counter(str(table.splits[i]) for group in leaks for i in group.images if table.splits[i] != "train")
+        splits = [str(table.splits[i]) for group in leaks for i in group.images]
+        held_out = Counter(split for split in splits if split != "train")
         counts = " and ".join(plural(held_out[name], f"{name} image", f"{name} images") for name in sorted(held_out))
-        examples = _list([_pair(table, group, table.splits) for group in leaks], "; ", 3)
-        text = f"{_pictures_are(leaks)} in more than one split ({counts}), which inflates results: {examples}"
-        yield Finding("problem", text, is_settled=True)
-    harmless = [group for group in copies if not group.is_conflict and not group.is_leak]
-    if harmless:
+        text = f"{_pictures_are(leaks)} in more than one split ({counts}), which inflates results"
+        yield Finding("problem", f"{text}: {_examples(table, leaks, table.splits)}", is_settled=True)
+    if harmless := [group for group in copies if not group.is_conflict and not group.is_leak]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(group.kind for group in harmless).most_common())
-        kept = "" if any(table.splits) else "; copies are kept in one split"
-        yield Finding("note", f"{_pictures_are(harmless)} in the data more than once ({kinds}){kept}")
+        text = f"{_pictures_are(harmless)} in the data more than once ({kinds})"
+        yield Finding("note", text if any(table.splits) else f"{text}; copies are kept in one split")
 
 
 def check_search(depth: SearchDepth, opposite: int) -> Iterator[Finding]:
@@ -165,7 +165,8 @@ def check_classes(table: ImageTable, unreadable: Sequence[str] = ()) -> Iterator
         yield Finding("warning", f"{classes_have} fewer than {TINY_CLASS} images: {_list(tiny)}")
     if not counts:
         return
-    largest, smallest = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    largest = max(counts, key=counts.__getitem__)
+    smallest = min(counts, key=counts.__getitem__)
     if counts[largest] > _IMBALANCE * counts[smallest]:
         text = f"the classes are uneven, {counts[largest]} images of {largest!r} and {counts[smallest]} of {smallest!r}"
         yield Finding("note", f"{text}; look at the balanced accuracy too")
@@ -178,19 +179,19 @@ def check_splits(table: ImageTable) -> Iterator[Finding]:
         splits = " and ".join(counts_by_split)
         yield Finding("warning", f"all images are in {splits}: they can be used for evaluation, but not for training")
     counts = table.counts()
-    absent: dict[str, tuple[str, ...]] = {}  # the splits without an image of a class, by class
+    splits_without: dict[str, tuple[str, ...]] = {}  # the splits that have no image of a class, by class
     for name in counts:
-        splits_without = tuple(split for split, in_split in counts_by_split.items() if not in_split[name])
-        if name != UNLABELLED and splits_without:
-            absent[name] = splits_without
-    if len(absent) > _MAX_SINGLE_FINDINGS:
-        for missing in dict.fromkeys(absent.values()):
-            names = [f"{name} ({counts[name]})" for name, splits_without in absent.items() if splits_without == missing]
+        missing = tuple(split for split, in_split in counts_by_split.items() if not in_split[name])
+        if name != UNLABELLED and missing:
+            splits_without[name] = missing
+    if len(splits_without) > _MAX_SINGLE_FINDINGS:
+        for missing in dict.fromkeys(splits_without.values()):
+            names = [f"{name} ({counts[name]})" for name, splits in splits_without.items() if splits == missing]
             effect = ", so the model cannot learn them" if "train" in missing else ""
             text = f"{plural(len(names), 'class has', 'classes have')} no image in {' or '.join(missing)}{effect}"
             yield Finding("warning", f"{text}; the numbers of their images: {_list(names)}")
         return
-    for name, missing in absent.items():
+    for name, missing in splits_without.items():
         effect = ", so the model cannot learn it" if "train" in missing else ""
         images = plural(counts[name], "image", "images")
         yield Finding("warning", f"class {name!r} has {images}, none of them in {' or '.join(missing)}{effect}")
@@ -209,18 +210,20 @@ def check_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
 
 def check_names(table: ImageTable) -> Iterator[Finding]:
     """Report groups of images that the names of files reveal, unless each group is in one of the data's own splits."""
-    found = find_groups(table)
-    if found is None:
+    named = find_groups(table)
+    if named is None:
         return
-    pattern, groups = found
-    divided = [name for name, images in groups.items() if len({table.splits[i] for i in images}) > 1]
+    pattern, groups = named
+    divided = [images for images in groups.values() if len({table.splits[i] for i in images}) > 1]
     if any(table.splits) and not divided:
         return
-    first, *others = groups[divided[0] if divided else next(iter(groups))]
-    other = next(i for i in others if not divided or table.splits[i] != table.splits[first])
     text = f"the names of {sum(map(len, groups.values()))} images show {len(groups)} groups"
     if divided:
         text += f", of which {plural(len(divided), 'is', 'are')} in more than one of the data's own splits"
+        first = divided[0][0]
+        other = next(i for i in divided[0] if table.splits[i] != table.splits[first])
+    else:
+        first, other, *_ = next(iter(groups.values()))
     text += f" ({table.paths[first]} and {table.paths[other]}); results are inflated unless each stays in one split"
     yield Finding("problem", f"{text}: train with --group-by {shlex.quote(pattern)}")
 
@@ -238,7 +241,8 @@ def check_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Findi
 def check_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report unusual properties of readable pictures."""
     all_modes, are_animated, doubts, borders = FactTable.of(facts).columns("mode", "is_animated", "doubt", "border")
-    if plain := [path for path, border in zip(table.paths, borders, strict=True) if border == PLAIN]:
+    plain = [path for path, border in zip(table.paths, borders, strict=True) if border == PLAIN]
+    if plain:
         pictures_show = plural(len(plain), "picture is of one colour and shows", "pictures are of one colour and show")
         yield Finding("warning", f"{pictures_show} nothing: {_list(plain)}")
     if modes := Counter(mode for mode in all_modes if mode not in ("RGB", "L")):
@@ -256,20 +260,25 @@ def check_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Findin
 def check_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
     """Report if the preprocessing crops away a large part of many pictures."""
     sizes = Counter(zip(*FactTable.of(facts).columns("width", "height"), strict=True))
-    lost = {size: 1 - preprocess.kept(*size) for size in sizes}
+    lost = {size: 1 - preprocess.kept(*size) for size in sizes}  # fractions of the area
     cropped = sum(images for size, images in sizes.items() if lost[size] > MOST_LOST)
     if cropped > MOST_CROPPED * len(facts):
-        average = f"{100 * sum(lost[size] * images for size, images in sizes.items()) / len(facts):.0f} % on average"
-        text = f"the crop loses more than half of the area of {cropped} of {len(facts)} images ({average})"
+        average = sum(lost[size] * images for size, images in sizes.items()) / len(facts)
+        text = f"the crop loses more than half of the area of {cropped} of {len(facts)} images"
+        text += f" ({100 * average:.0f} % on average)"
         remedy = "if the edges matter, --set fit=squash or --set fit=pad shows the whole picture"
         yield Finding("warning", f"{text}; {remedy}")
 
 
-def _pair(table: ImageTable, copies: Copies, values: Sequence[Any]) -> str:
-    """Return the paths of two copies with different labels or splits (`values`), as text."""
-    first = copies.images[0]
-    other = next(i for i in copies.images if values[i] != values[first])
-    return f"{table.paths[first]} = {table.paths[other]}" + ("" if copies.kind == "exact" else f" ({copies.kind})")
+def _examples(table: ImageTable, copies: Sequence[Copies], values: Sequence[Any]) -> str:
+    """Name two images of each of the first groups, whose labels or splits (`values`) differ."""
+    pairs = []
+    for group in copies:
+        first = group.images[0]
+        other = next(i for i in group.images if values[i] != values[first])
+        kind = "" if group.kind == "exact" else f" ({group.kind})"
+        pairs.append(f"{table.paths[first]} = {table.paths[other]}{kind}")
+    return _list(pairs, "; ", 3)
 
 
 def _pictures_are(copies: Sequence[Copies]) -> str:
@@ -353,12 +362,8 @@ def examine(
         all_facts = scan(table.files(), database, partial(progress, "reading images"), keep)
         errors = all_facts.column("error")
         unreadable = {path: error for path, error in zip(table.paths, errors, strict=True) if error is not None}
-        readable = table.take([i for i, path in enumerate(table.paths) if path not in unreadable])
-        if len(set(readable.labels)) < min(2, len(table.classes)):
-            examples = "".join(f" (first: {path}: {error})" for path, error in [*unreadable.items()][:1])
-            problem = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
-            text = f"{problem}; {len(unreadable)} of {len(table)} images are unreadable{examples}"
-            raise VitkitError("data.images-unreadable", f"{table.name}: {text}")
+        readable = table.take([i for i, error in enumerate(errors) if error is None])
+        _check_enough_readable(table, readable, unreadable)
         readable = readable.compact()
         facts = all_facts.take([i for i, error in enumerate(errors) if error is None])
         links, opposite, depth = _find_links(readable, facts, database, partial(progress, "comparing images"))
@@ -370,14 +375,28 @@ def examine(
         *check_search(depth, opposite),
         *check_classes(readable, unreadable=sorted(set(table.classes) - set(readable.classes))),
         *check_splits(readable),
-        *(check_scenes(readable, merge_by_scene(readable, None, range(len(readable)))) if readable.groups else ()),
-        *(check_names(readable) if seek_groups and not readable.groups else ()),
-        *check_shortcuts(readable, facts),
-        *check_pictures(readable, facts),
-        *(check_crop(facts, preprocess) if preprocess is not None else ()),
     ]
+    if readable.groups:
+        findings += check_scenes(readable, merge_by_scene(readable, None, range(len(readable))))
+    elif seek_groups:
+        findings += check_names(readable)
+    findings += check_shortcuts(readable, facts)
+    findings += check_pictures(readable, facts)
+    if preprocess is not None:
+        findings += check_crop(facts, preprocess)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(readable, facts, unreadable, tuple(copies), tuple(twins), tuple(findings))
+
+
+def _check_enough_readable(table: ImageTable, readable: ImageTable, unreadable: Mapping[str, str]) -> None:
+    if len(set(readable.labels)) >= min(2, len(table.classes)):
+        return
+    text = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
+    text += f"; {len(unreadable)} of {len(table)} images are unreadable"
+    if unreadable:
+        path, error = next(iter(unreadable.items()))
+        text += f" (first: {path}: {error})"
+    raise VitkitError("data.images-unreadable", f"{table.name}: {text}")
 
 
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
@@ -398,9 +417,15 @@ def _find_links(
 
     Mirror images in different classes are not copies, because the classes may distinguish left from right.
     """
-    digests = tuple(sorted(set(FactTable.of(facts).column("digest"))))
+    all_digests = FactTable.of(facts).column("digest")
+    digests = tuple(sorted(set(all_digests)))
     stored = database.find_comparison(digests)
-    comparison = None if stored is None else Comparison(stored[0], *stored[1])
+    comparison = None
+    if stored is not None:
+        compared, (near, altered) = stored
+        comparison = Comparison(
+            compared, None if near is None else Pairs(*near), None if altered is None else Pairs(*altered)
+        )
     if comparison is None or comparison.digests != digests:
         comparison = compare(facts, comparison, progress)  # skips the pairs that were compared earlier
         database.add_comparison(comparison.digests, [comparison.pairs, comparison.altered])
@@ -408,14 +433,14 @@ def _find_links(
     if not any(link.kind == "mirrored" for link in links):
         return links, 0, depth
     labels: dict[bytes, set[int]] = {}  # files of the same content may have several classes
-    for digest, label in zip(FactTable.of(facts).column("digest"), table.labels, strict=True):
+    for digest, label in zip(all_digests, table.labels, strict=True):
         labels.setdefault(digest, set()).add(label)
-    kept = [
-        link
-        for link in links
-        if link.kind != "mirrored" or labels[facts[link.first].digest] & labels[facts[link.second].digest]
-    ]
-    return kept, len(links) - len(kept), depth
+
+    def have_common_label(link: Link) -> bool:
+        return not labels[all_digests[link.first]].isdisjoint(labels[all_digests[link.second]])
+
+    copies = [link for link in links if link.kind != "mirrored" or have_common_label(link)]
+    return copies, len(links) - len(copies), depth
 
 
 def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> list[Copies]:
