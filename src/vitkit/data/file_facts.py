@@ -111,15 +111,15 @@ class FactTable(Sequence[Facts]):
 
     def __init__(self, images: int) -> None:
         self._rows: npt.NDArray[np.int64] = np.arange(images)
-        # The bytes of each image, (images, bytes); shorter values are padded with zeros.
-        self._digests = np.zeros((images, _DIGEST), np.uint8)
-        self._thumbnails: npt.NDArray[np.uint8] = empty_array((images, 3 * THUMBNAIL**2), "uint8")
-        self._keypoints: npt.NDArray[np.uint8] = empty_array((images, MOST * BYTES), "uint8")
-        self._sizes = np.zeros((images, 3), np.int32)  # width, height, and the number of bytes of keypoints
-        # The other fields (`_NAMED`) of each image, and whether there are a digest and a thumbnail. Few of these tuples
-        # differ, so images share them (`_distinct`).
-        missing = ("not read", "", "", False, None, 0, "", NO_BORDER, False, False)
-        self._named: list[tuple[Any, ...]] = [missing] * images
+        self._bytes: dict[str, npt.NDArray[np.uint8]] = {  # (images, bytes); shorter values are padded with zeros
+            "digest": np.zeros((images, _DIGEST), np.uint8),
+            "thumbnail": empty_array((images, 3 * THUMBNAIL**2), "uint8"),
+            "keypoints": empty_array((images, MOST * BYTES), "uint8"),
+        }
+        self._lengths = {name: np.zeros(images, np.int16) for name in self._bytes}
+        self._sizes = np.zeros((images, 2), np.int32)  # width, height
+        # The other fields (`_NAMED`) of each image. Few of these tuples differ, so images share them (`_distinct`).
+        self._named: list[tuple[Any, ...]] = [_named(Facts(b"", "not read"))] * images
         self._distinct: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     @classmethod
@@ -142,16 +142,9 @@ class FactTable(Sequence[Facts]):
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         row = self._rows[index]
-        *named, has_digest, has_thumbnail = self._named[row]
-        width, height, keypoint_bytes = self._sizes[row].tolist()
-        return Facts(
-            self._digests[row].tobytes() if has_digest else b"",
-            width=width,
-            height=height,
-            thumbnail=self._thumbnails[row].tobytes() if has_thumbnail else b"",
-            keypoints=self._keypoints[row, :keypoint_bytes].tobytes(),
-            **dict(zip(_NAMED, named, strict=True)),
-        )
+        width, height = self._sizes[row].tolist()
+        stored = {name: values[row, : self._lengths[name][row]].tobytes() for name, values in self._bytes.items()}
+        return Facts(width=width, height=height, **stored, **dict(zip(_NAMED, self._named[row], strict=True)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FactTable) and list(self) == list(other)
@@ -163,14 +156,15 @@ class FactTable(Sequence[Facts]):
         if not indices:
             return
         rows = self._rows[np.asarray(indices, np.int64)]
-        self._sizes[rows] = [(fact.width, fact.height, len(fact.keypoints)) for fact in facts]
-        _set_rows(self._digests, rows, [fact.digest for fact in facts])
-        _set_rows(self._thumbnails, rows, [fact.thumbnail for fact in facts])
+        self._sizes[rows] = [(fact.width, fact.height) for fact in facts]
+        for name, stored in self._bytes.items():
+            values = [getattr(fact, name) for fact in facts]
+            padded = b"".join(value.ljust(stored.shape[1], b"\0") for value in values)
+            stored[rows] = np.frombuffer(padded, np.uint8).reshape(len(values), -1)
+            self._lengths[name][rows] = [len(value) for value in values]
         for row, fact in zip(rows.tolist(), facts, strict=True):
-            named = (*_named(fact), bool(fact.digest), bool(fact.thumbnail))
+            named = _named(fact)
             self._named[row] = self._distinct.setdefault(named, named)
-            if fact.keypoints:
-                self._keypoints[row, : len(fact.keypoints)] = np.frombuffer(fact.keypoints, np.uint8)
 
     def take(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> FactTable:
         """Return the facts of the images at these indices, in this order. The columns are shared, not copied."""
@@ -180,21 +174,15 @@ class FactTable(Sequence[Facts]):
 
     def column(self, name: str) -> list[Any]:
         """Return one field of all images, without creating a `Facts` object per image."""
-        rows = self._rows
-        if name in _NAMED:
-            position = _NAMED.index(name)
-            return [self._named[row][position] for row in rows.tolist()]
+        rows = self._rows.tolist()
+        if name in self._bytes:
+            stored, lengths = self._bytes[name], self._lengths[name][self._rows].tolist()
+            return [stored[row, :length].tobytes() for row, length in zip(rows, lengths, strict=True)]
         if name in _SIZES:
-            pixels: list[Any] = self._sizes[rows, _SIZES.index(name)].tolist()
+            pixels: list[Any] = self._sizes[self._rows, _SIZES.index(name)].tolist()
             return pixels
-        if name == "digest":
-            digests: list[Any] = self._digests[rows].view(f"V{_DIGEST}")[:, 0].tolist()
-            has_digest = [self._named[row][-2] for row in rows.tolist()]
-            return [digest if is_there else b"" for digest, is_there in zip(digests, has_digest, strict=True)]
-        if name == "keypoints":
-            lengths = self._sizes[rows, 2].tolist()
-            return [self._keypoints[row, :length].tobytes() for row, length in zip(rows.tolist(), lengths, strict=True)]
-        return [getattr(fact, name) for fact in self]
+        position = _NAMED.index(name)
+        return [self._named[row][position] for row in rows]
 
     def columns(self, *names: str) -> list[list[Any]]:
         return [self.column(name) for name in names]
@@ -202,14 +190,8 @@ class FactTable(Sequence[Facts]):
     def thumbnails(self) -> npt.NDArray[np.uint8]:
         """Return the thumbnails (n, 16, 16, 3)."""
         pixels = empty_array((len(self), 3 * THUMBNAIL**2), "uint8")
-        np.take(self._thumbnails, self._rows, axis=0, out=pixels, mode="clip")  # other modes copy `out`
+        np.take(self._bytes["thumbnail"], self._rows, axis=0, out=pixels, mode="clip")  # other modes copy `out`
         return pixels.reshape(-1, THUMBNAIL, THUMBNAIL, 3)
-
-
-def _set_rows(array: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], values: Sequence[bytes]) -> None:
-    """Set rows of an array (n, bytes) to these values. Rows with an empty value are left unchanged."""
-    present = rows[[bool(value) for value in values]]
-    array[present] = np.frombuffer(b"".join(values), np.uint8).reshape(len(present), array.shape[1])
 
 
 _NAMED = ("error", "format", "mode", "is_animated", "doubt", "quality", "camera", "border")
@@ -241,11 +223,15 @@ def scan(
     table = FactTable(len(distinct))
     stamps: dict[int, bytes | None] = {}  # the stamps of new files, by row
     for start in range(0, len(distinct), _MAX_KEYS):
-        part = {i: stamp_of(distinct[i]) for i in range(start, min(start + _MAX_KEYS, len(distinct)))}
-        facts_of = database.find_by_stamps(list(part.values()))
-        known = {i: facts_of[stamp] for i, stamp in part.items() if stamp is not None and stamp in facts_of}
+        part = {row: stamp_of(distinct[row]) for row in range(start, min(start + _MAX_KEYS, len(distinct)))}
+        facts_by_stamp = database.find_by_stamps(list(part.values()))
+        known: dict[int, Facts] = {}
+        for row, stamp in part.items():
+            if stamp is not None and stamp in facts_by_stamp:
+                known[row] = facts_by_stamp[stamp]
+            else:
+                stamps[row] = stamp
         table.fill(list(known), list(known.values()))
-        stamps |= {i: stamp for i, stamp in part.items() if i not in known}
     new = list(stamps)
     batches = [new[start : start + _BATCH] for start in range(0, len(new), _BATCH)]
     done = len(distinct) - len(new)
@@ -255,9 +241,10 @@ def scan(
     with ReaderPool(processes) as readers, ThreadPoolExecutor(cpus) as threads:
 
         def examine_batch(batch: Sequence[int]) -> list[Facts]:
-            stamped = [(distinct[i], stamps[i]) for i in batch]
+            stamped = [(distinct[row], stamps[row]) for row in batch]
             facts = readers.examine(stamped)
-            if left := [i for i, fact in enumerate(facts) if fact is None]:  # this process must examine them
+            left = [i for i, fact in enumerate(facts) if fact is None]  # this process must examine these
+            if left:
                 for i, fact in zip(left, examine([stamped[i] for i in left], database, keep), strict=True):
                     facts[i] = fact
             return [fact for fact in facts if fact is not None]
@@ -275,6 +262,15 @@ def scan(
 # --- Reading files -----------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Examined:
+    """What was learned from one file."""
+
+    facts: Facts | None  # without keypoints; None for a picture that needs more memory than this process may use
+    may_store: bool = False  # whether another examination would give the same facts
+    grey: Grey | None = None  # the grey values in which to search for keypoints, if there may be any
+
+
 def examine(files: Sequence[Stamped], database: FactDatabase, keep: Keep | None = None) -> list[Facts | None]:
     """Examine files whose stamp is not in the database, store the facts and return them.
 
@@ -283,53 +279,40 @@ def examine(files: Sequence[Stamped], database: FactDatabase, keep: Keep | None 
     with QUIET:
         contents = [_content_of(file) for file, _ in files]
         known = database.find_by_contents([content[0] for content in contents if not isinstance(content, Facts)])
-        facts: list[Facts | None] = []
-        may_store: list[bool] = []  # whether to store the facts, because another examination would give the same
-        greys: dict[int, Grey] = {}  # the grey values in which to search for keypoints, by index
-        for i, ((file, _), content) in enumerate(zip(files, contents, strict=True)):
-            fact: Facts | None
+        examined: list[_Examined] = []
+        for (file, _), content in zip(files, contents, strict=True):
             if isinstance(content, Facts):
-                fact, is_lasting, grey = content, False, None
+                examined.append(_Examined(content))
             elif content[0] in known:
-                fact, is_lasting, grey = known[content[0]], True, None
+                examined.append(_Examined(known[content[0]], may_store=True))
             else:
-                fact, is_lasting, grey = _decode(file, *content, keep)
-            facts.append(fact)
-            may_store.append(is_lasting)
-            if grey is not None:
-                greys[i] = grey
-    for i, keypoints in zip(greys, find_keypoints(list(greys.values())), strict=True):
-        fact = facts[i]
-        assert fact is not None
-        facts[i] = replace(fact, keypoints=keypoints)
-    for fact, is_lasting, (_, stamp) in zip(facts, may_store, files, strict=True):
-        if fact is not None and is_lasting:
-            database.add(fact, stamp)
-    return facts
+                examined.append(_decode(file, *content, keep))
+    keypoints = iter(find_keypoints([each.grey for each in examined if each.grey is not None]))
+    for each, (_, stamp) in zip(examined, files, strict=True):
+        if each.facts is not None and each.grey is not None:
+            each.facts = replace(each.facts, keypoints=next(keypoints))
+        if each.facts is not None and each.may_store:
+            database.add(each.facts, stamp)
+    return [each.facts for each in examined]
 
 
 def _content_of(file: Place) -> tuple[bytes, bytes | None] | Facts:
     """Return the digest of a file, and its bytes if they are few; facts with the reason if it cannot be read."""
-    digest = hashlib.sha256()
-    parts, first = 0, b""
     try:
         with open_place(file) as opened:
+            content = opened.read(2**20)
+            is_complete = True
+            digest = hashlib.sha256(content)
             while part := opened.read(2**20):
+                is_complete = False
                 digest.update(part)
-                parts, first = parts + 1, first or part
     except (OSError, UnreadableImageError) as error:
         raise_if_short(file, error)
         return Facts(b"", reason(file, error))
-    return digest.digest(), first if parts == 1 and first.startswith(_IN_MEMORY) else None
+    return digest.digest(), content if is_complete and content.startswith(_IN_MEMORY) else None
 
 
-def _decode(
-    file: Place, digest: bytes, content: bytes | None, keep: Keep | None
-) -> tuple[Facts | None, bool, Grey | None]:
-    """Return the facts except keypoints, whether to store them, and the grey values in which to search for keypoints.
-
-    The facts are None for a picture that needs more memory than this process may use.
-    """
+def _decode(file: Place, digest: bytes, content: bytes | None, keep: Keep | None) -> _Examined:
     try:
         with picture_of(file, short_side=SHORT // 2, content=content) as picture:  # reads a JPEG to its end
             if keep is not None:
@@ -338,27 +321,26 @@ def _decode(
             is_plain = all(high - low <= 2 for low, high in extrema)  # compression adds noise of two levels
             facts = Facts(
                 digest,
-                None,
-                picture.format,
-                picture.mode,
-                picture.width,
-                picture.height,
-                picture.is_animated,
-                picture.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes(),
-                picture.doubt,
+                format=picture.format,
+                mode=picture.mode,
+                width=picture.width,
+                height=picture.height,
+                is_animated=picture.is_animated,
+                thumbnail=picture.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes(),
+                doubt=picture.doubt,
                 quality=picture.quality,
                 camera=picture.camera,
                 border=PLAIN if is_plain else _border(picture.image),
             )
             grey = working_copy(picture.image) if min(picture.image.size) >= LEAST_SIDE else None
-            return facts, True, grey
+            return _Examined(facts, may_store=True, grey=grey)
     except OverBudgetError:
-        return None, False, None
+        return _Examined(None)
     except UnreadableImageError as error:
         cause = error.__cause__
         # With an errno, the error is one of the system, such as a network that fails; Pillow's own have none.
         is_temporary = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
-        return Facts(digest, str(error)), not is_temporary, None
+        return _Examined(Facts(digest, str(error)), may_store=not is_temporary)
 
 
 def _border(picture: Image.Image) -> int:
@@ -481,15 +463,19 @@ class FactDatabase:
 
         Return its contents and its result; None if no comparison covered more than half of `digests`, which are sorted.
         """
-        wanted, most = set(digests), len(digests) // 2
-        best: tuple[int, list[bytes]] | None = None
+        wanted = set(digests)
+        most_covered = len(digests) // 2
+        best_number = None
+        best_contents: list[bytes] = []
         for number, joined in self._query("SELECT number, contents FROM compared"):
             contents = [joined[i : i + _DIGEST] for i in range(0, len(joined), _DIGEST)]
             covered = len(wanted.intersection(contents))
-            if covered > most:
-                most, best = covered, (number, contents)
-        rows = [] if best is None else self._query("SELECT pairs FROM compared WHERE number = ?", [best[0]])
-        return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][0]))
+            if covered > most_covered:
+                most_covered, best_number, best_contents = covered, number, contents
+        if best_number is None:
+            return None
+        rows = self._query("SELECT pairs FROM compared WHERE number = ?", [best_number])
+        return (tuple(best_contents), json.loads(rows[0][0])) if rows else None
 
     def add_comparison(self, digests: Sequence[bytes], result: Any) -> None:
         """Store the result of comparing these contents with one another. The result must consist of JSON types."""
@@ -501,7 +487,8 @@ class FactDatabase:
         """Write the pending facts to the database if there are at least `min_count` of them."""
         if len(self._facts) >= min_count:
             with self._lock:
-                facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
+                facts, self._facts = self._facts, []
+                stamps, self._stamps = self._stamps, []
             self._run(_INSERT_FACTS, [_row_of(fact) for fact in facts])
             self._run("INSERT OR REPLACE INTO stamps VALUES (?, ?)", stamps)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,25 +67,34 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
         sizes = np.array([pictures[i].shape for i in members])
         canvas = np.empty((len(members), padded_height, padded_width), np.uint8)
         for page, i, (h, w) in zip(canvas, members, sizes, strict=True):
-            page[:h, :w], page[:h, w:] = pictures[i], pictures[i][:, -1:]
+            page[:h, :w] = pictures[i]
+            page[:h, w:] = pictures[i][:, -1:]
             page[h:] = page[h - 1]
-        pyramid = _pyramid(canvas)
-        points = _blobs(pyramid)
-        points = points.take((points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1]))
-        pictures_of_strong = points.picture[points.contrast >= _DETAILED_CONTRAST]
-        is_detailed = np.bincount(pictures_of_strong, minlength=len(canvas)) >= _DETAILED_BLOBS
-        points = _spread(points, sizes, np.where(is_detailed, MOST, MOST - 1))
-
-        # 64 bits: 20 coefficients of 3 bits, whether the keypoint is bright, and its level.
-        words = (_describe(points, pyramid) << (3 * np.arange(COEFFICIENTS, dtype=np.uint64))).sum(1, dtype=np.uint64)
-        words |= points.is_bright.astype(np.uint64) << np.uint64(60) | points.level.astype(np.uint64) << np.uint64(61)
-        height, width = sizes[points.picture].T
-        x = np.round(PLACES * points.x / width).clip(0, PLACES).astype("<u2")
-        y = np.round(PLACES * points.y / height).clip(0, PLACES).astype("<u2")
-        ends = np.searchsorted(points.picture, np.arange(len(canvas) + 1)).tolist()
-        for i, (start, end) in zip(members, pairwise(ends), strict=True):
-            packed[i] = words[start:end].astype("<u8").tobytes() + x[start:end].tobytes() + y[start:end].tobytes()
+        for i, keypoints in zip(members, _find_on_canvas(canvas, sizes), strict=True):
+            packed[i] = keypoints
     return packed
+
+
+def _find_on_canvas(canvas: Grey, sizes: Ints) -> list[bytes]:
+    """Return the packed keypoints of each picture. The pictures have the (height, width) `sizes`, (n, 2)."""
+    pyramid = _pyramid(canvas)
+    points = _blobs(pyramid)
+    points = points.take((points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1]))
+    pictures_of_strong = points.picture[points.contrast >= _DETAILED_CONTRAST]
+    is_detailed = np.bincount(pictures_of_strong, minlength=len(canvas)) >= _DETAILED_BLOBS
+    points = _spread(points, sizes, np.where(is_detailed, MOST, MOST - 1))
+
+    # 64 bits: 20 coefficients of 3 bits, whether the keypoint is bright, and its level.
+    words = (_describe(points, pyramid) << (3 * np.arange(COEFFICIENTS, dtype=np.uint64))).sum(1, dtype=np.uint64)
+    words |= points.is_bright.astype(np.uint64) << np.uint64(60)
+    words |= points.level.astype(np.uint64) << np.uint64(61)
+    words = words.astype("<u8")
+    height, width = sizes[points.picture].T
+    x = np.round(PLACES * points.x / width).clip(0, PLACES).astype("<u2")
+    y = np.round(PLACES * points.y / height).clip(0, PLACES).astype("<u2")
+    ends = np.searchsorted(points.picture, np.arange(len(canvas) + 1)).tolist()
+    parts = [slice(start, end) for start, end in pairwise(ends)]  # the keypoints of each picture
+    return [words[part].tobytes() + x[part].tobytes() + y[part].tobytes() for part in parts]
 
 
 @dataclass(frozen=True)
@@ -98,8 +107,7 @@ class _Pyramid:
     extrema: Ints  # indices into `differences` of the values with the largest absolute value within two pixels
 
 
-@dataclass(frozen=True)
-class _Points:
+class _Points(NamedTuple):
     """The keypoints of several pictures, one entry per keypoint."""
 
     picture: Ints  # the index of the picture
@@ -110,7 +118,7 @@ class _Points:
     is_bright: npt.NDArray[np.bool_]  # whether the keypoint is brighter than its surroundings
 
     def take(self, selected: npt.NDArray[Any]) -> _Points:
-        return _Points(*(getattr(self, name)[selected] for name in _Points.__annotations__))
+        return _Points(*(values[selected] for values in self))
 
 
 def _pyramid(canvas: Grey) -> _Pyramid:
@@ -155,8 +163,10 @@ def _smooth(images: Fine, distance: int = 1) -> Fine:
     margin = 2 * distance
     framed = np.empty((n, h + 2 * margin, w + 2 * margin), np.uint16)
     framed[:, margin:-margin, margin:-margin] = images
-    framed[:, margin:-margin, :margin], framed[:, margin:-margin, -margin:] = images[:, :, :1], images[:, :, -1:]
-    framed[:, :margin], framed[:, -margin:] = framed[:, margin, None], framed[:, -margin - 1, None]
+    framed[:, margin:-margin, :margin] = images[:, :, :1]  # repeat the borders
+    framed[:, margin:-margin, -margin:] = images[:, :, -1:]
+    framed[:, :margin] = framed[:, margin, None]
+    framed[:, -margin:] = framed[:, -margin - 1, None]
     rows, columns = framed.shape[1:]
     flat = framed.reshape(-1)  # sums across the ends of rows are in the margin, which is cut off
     for stride in (distance, distance * columns):
@@ -172,26 +182,30 @@ def _blobs(pyramid: _Pyramid) -> _Points:
     at = pyramid.extrema
     level = np.searchsorted(starts, at, side="right") - 1
     w = widths[level]
-    around = np.stack([0 * w, 0 * w - 1, 0 * w + 1, -w, w, -w - 1, w + 1, 1 - w, w - 1])
-    here, left, right, up, down, *corners = pyramid.differences[at + around].astype(np.int64)
-    xx, yy, xy4 = left + right - 2 * here, up + down - 2 * here, corners[0] + corners[1] - corners[2] - corners[3]
+
+    def around(offset: Ints | int) -> Ints:  # the values at an offset from the extrema
+        return pyramid.differences[at + offset].astype(np.int64)
+
+    here, left, right, up, down = around(0), around(-1), around(1), around(-w), around(w)
+    # The second derivatives; the mixed one is times 4.
+    xx, yy = left + right - 2 * here, up + down - 2 * here
+    xy4 = around(-w - 1) + around(w + 1) - around(1 - w) - around(w - 1)
     determinant = 16 * xx * yy - xy4**2
-    kept = (determinant > 0) & (
-        16 * (xx + yy) ** 2 * _MAX_CURVATURE_RATIO < determinant * (_MAX_CURVATURE_RATIO + 1) ** 2
-    )
+    is_round = 16 * (xx + yy) ** 2 * _MAX_CURVATURE_RATIO < determinant * (_MAX_CURVATURE_RATIO + 1) ** 2
+    is_blob = (determinant > 0) & is_round
     # The extrema of parabolas through three neighbouring pixels.
-    x_offset = ((left - right)[kept] / (2 * xx[kept])).clip(-0.5, 0.5)
-    y_offset = ((up - down)[kept] / (2 * yy[kept])).clip(-0.5, 0.5)
-    level = level[kept]
-    picture, position = np.divmod(at[kept] - starts[level], heights[level] * widths[level])
+    x_offset = ((left - right)[is_blob] / (2 * xx[is_blob])).clip(-0.5, 0.5)
+    y_offset = ((up - down)[is_blob] / (2 * yy[is_blob])).clip(-0.5, 0.5)
+    at, here, level = at[is_blob], here[is_blob], level[is_blob]
+    picture, position = np.divmod(at - starts[level], heights[level] * widths[level])
     row, column = np.divmod(position, widths[level])
     return _Points(
         picture,
         level,
-        (row + y_offset) * pixels[level] + 0.5,
-        (column + x_offset) * pixels[level] + 0.5,
-        (_WEIGHTS[level] * np.abs(here[kept])).astype(np.int64),
-        here[kept] < 0,
+        y=(row + y_offset) * pixels[level] + 0.5,
+        x=(column + x_offset) * pixels[level] + 0.5,
+        contrast=(_WEIGHTS[level] * np.abs(here)).astype(np.int64),
+        is_bright=here < 0,
     )
 
 

@@ -7,6 +7,7 @@ the images of a group are in several splits, a model may recognise the group ins
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from vitkit.data.table import ImageTable
 
@@ -45,21 +46,33 @@ def find_groups(table: ImageTable) -> tuple[str, dict[str, list[int]]] | None:
     min_groups = dict.fromkeys((*_PATTERNS, _FOLDER), max(_MIN_GROUPS, 2 * len(classes)))
     min_groups |= dict.fromkeys(_PATTERNS_WITHIN_CLASS, _MIN_GROUPS * len(classes))
     for pattern, min_count in min_groups.items():
-        search, members = re.compile(pattern).search, dict[str, list[int]]()
-        for i, path in enumerate(table.paths):
-            if (match := search(path)) is not None:
-                members.setdefault(match[1], []).append(i)
         if pattern == _FOLDER and 2 * len({path.rpartition("/")[2] for path in table.paths}) > len(table):
             continue  # folders with few equal file names may be the numbered parts of a large collection
-        members = {name: images for name, images in members.items() if len(images) > 1 and name not in classes}
-        numbered = 0  # groups whose name has a digit that does not belong to a date or a class
-        for first, *_others in members.values():
-            if (match := search(table.paths[first])) is not None:
-                without_dates = _NO_GROUP.sub(lambda date: "-" * len(date[0]), table.paths[first])
-                name = without_dates[match.start(1) : match.end(1)].rpartition("/")[2]
-                numbered += re.search(r"\d", name) is not None
-        if 2 * numbered < len(members) and "frame" not in pattern:  # frames of a video may have a name without digits
+        groups = _groups_by(re.compile(pattern), table.paths)
+        groups = {name: images for name, images in groups.items() if len(images) > 1 and name not in classes}
+        numbered = sum(_is_numbered(re.compile(pattern), table.paths[images[0]]) for images in groups.values())
+        if 2 * numbered < len(groups) and "frame" not in pattern:  # frames of a video may have a name without digits
             continue
-        if len(members) >= min_count and sum(map(len, members.values())) >= _MIN_FRACTION * len(table):
-            return pattern, members
+        grouped_images = sum(len(images) for images in groups.values())
+        if len(groups) >= min_count and grouped_images >= _MIN_FRACTION * len(table):
+            return pattern, groups
     return None
+
+
+def _groups_by(pattern: re.Pattern[str], paths: Sequence[str]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for i, path in enumerate(paths):
+        match = pattern.search(path)
+        if match is not None:
+            groups.setdefault(match[1], []).append(i)
+    return groups
+
+
+def _is_numbered(pattern: re.Pattern[str], path: str) -> bool:
+    """Return whether the group's name in a path has a digit that does not belong to a date or a class."""
+    match = pattern.search(path)
+    if match is None:
+        return False
+    without_dates = _NO_GROUP.sub(lambda date: "-" * len(date[0]), path)
+    name = without_dates[match.start(1) : match.end(1)].rpartition("/")[2]
+    return re.search(r"\d", name) is not None

@@ -43,7 +43,8 @@ def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
     forms, modes, widths, heights, qualities, cameras, borders = FactTable.of(facts).columns(
         "format", "mode", "width", "height", "quality", "camera", "border"
     )
-    width, height = np.array(widths, dtype=float), np.array(heights, dtype=float)
+    width = np.array(widths, dtype=float)
+    height = np.array(heights, dtype=float)
     properties = {  # the value of each image, as the number of a category
         "format": _numbered(forms),
         "colour mode": _numbered(modes),
@@ -53,28 +54,36 @@ def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
         "camera": _numbered(cameras),
         "border": _numbered(borders),
     }
-    tables: dict[str, Ints] = {}  # contingency tables: the number of images by value and class, (V, K)
-    for name, values in properties.items():
-        counts = np.zeros((values.max(initial=0) + 1, classes.max(initial=0) + 1), np.int64)
-        np.add.at(counts, (values[labelled], classes), 1)
-        counts = counts[counts.any(1)][:, counts.any(0)]
-        if min(counts.shape) > 1:
-            tables[name] = counts
+    tables = {name: _contingency(values[labelled], classes) for name, values in properties.items()}
+    tables = {name: counts for name, counts in tables.items() if min(counts.shape) > 1}
     if not tables:
         return []
     tests = [chi2_contingency(counts, correction=False) for counts in tables.values()]
     p_values = false_discovery_control([test.pvalue for test in tests], method="by")
-    found = []
+    shortcuts = []
     for (name, counts), test, p_value in zip(tables.items(), tests, p_values, strict=True):
-        (rows, columns), images = counts.shape, int(counts.sum())
-        # Bergsma's correction of Cramér's V.
-        phi_squared = max(0.0, test.statistic / images - (rows - 1) * (columns - 1) / (images - 1))
-        corrected_sizes = (size - 1 - (size - 1) ** 2 / (images - 1) for size in (rows, columns))
-        strength = float(np.sqrt(phi_squared / min(corrected_sizes)))
+        strength = _cramers_v(counts, test.statistic)
         if p_value <= CHANCE and strength >= _MIN_STRENGTH:
-            accuracy, baseline = counts.max(axis=1).sum() / images, counts.sum(axis=0).max() / images
-            found.append(Shortcut(name, strength, float(accuracy), float(baseline)))
-    return sorted(found, key=lambda shortcut: -shortcut.strength)
+            accuracy = counts.max(axis=1).sum() / counts.sum()
+            baseline = counts.sum(axis=0).max() / counts.sum()
+            shortcuts.append(Shortcut(name, strength, float(accuracy), float(baseline)))
+    return sorted(shortcuts, key=lambda shortcut: -shortcut.strength)
+
+
+def _contingency(values: Ints, classes: Ints) -> Ints:
+    """Return the number of images by value and class, (V, K), without empty rows and columns."""
+    counts = np.zeros((values.max(initial=0) + 1, classes.max(initial=0) + 1), np.int64)
+    np.add.at(counts, (values, classes), 1)
+    return counts[counts.any(axis=1)][:, counts.any(axis=0)]
+
+
+def _cramers_v(counts: Ints, chi_squared: float) -> float:
+    """Return Cramér's V of a contingency table with Bergsma's correction."""
+    rows, columns = counts.shape
+    images = int(counts.sum())
+    phi_squared = max(0.0, chi_squared / images - (rows - 1) * (columns - 1) / (images - 1))
+    corrected_sizes = (size - 1 - (size - 1) ** 2 / (images - 1) for size in (rows, columns))
+    return float(np.sqrt(phi_squared / min(corrected_sizes)))
 
 
 def _numbered(values: Sequence[Any]) -> Ints:
@@ -89,5 +98,5 @@ def _binned(values: npt.NDArray[np.float64]) -> Ints:
 def _without_rare(values: Ints) -> Ints:
     """Replace the values by numbers from 0 on. All rare values share one number."""
     _, numbers, images = np.unique(values, return_inverse=True, return_counts=True)
-    kept = np.where(images < _MIN_IMAGES, 0, 1 + np.arange(len(images)))
-    return np.unique(kept[numbers], return_inverse=True)[1]
+    merged = np.where(images < _MIN_IMAGES, 0, 1 + np.arange(len(images)))
+    return np.unique(merged[numbers], return_inverse=True)[1]
