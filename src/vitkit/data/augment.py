@@ -139,19 +139,21 @@ class Mixing:
         alpha = self.cutmix if uses_cutmix else self.mixup
         weight = float(generator.beta(alpha, alpha))  # of the first image
         others = shift(images)
-        if uses_cutmix:
-            h, w = images.shape[-2:]
-            # A rectangle of the images' aspect ratio around a random pixel, clipped to the image.
-            half = (1 - weight) ** 0.5 / 2
-            y, x = int(generator.integers(h)), int(generator.integers(w))
-            dy, dx = int(half * h), int(half * w)
-            top, bottom, left, right = max(y - dy, 0), min(y + dy, h), max(x - dx, 0), min(x + dx, w)
-            images = images.clone()
-            images[:, :, top:bottom, left:right] = others[:, :, top:bottom, left:right]  # (B, C, height, width)
-            weight = 1 - (bottom - top) * (right - left) / (h * w)
-        else:
-            images = weight * images + (1 - weight) * others  # (B, C, height, width)
-        return images, weight * targets + (1 - weight) * shift(targets)
+        if not uses_cutmix:
+            mixed = weight * images + (1 - weight) * others  # (B, C, height, width)
+            return mixed, weight * targets + (1 - weight) * shift(targets)
+        # A rectangle of the images' aspect ratio around a random pixel (y, x), clipped to the image.
+        h, w = images.shape[-2:]
+        half = (1 - weight) ** 0.5 / 2
+        y = int(generator.integers(h))
+        x = int(generator.integers(w))
+        rows = slice(max(y - int(half * h), 0), min(y + int(half * h), h))
+        columns = slice(max(x - int(half * w), 0), min(x + int(half * w), w))
+        mixed = images.clone()
+        mixed[:, :, rows, columns] = others[:, :, rows, columns]
+        area = (rows.stop - rows.start) * (columns.stop - columns.start)
+        weight = 1 - area / (h * w)
+        return mixed, weight * targets + (1 - weight) * shift(targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +173,14 @@ class CustomAugment(Augment):
 
     def _apply(self, image: Image.Image) -> Image.Image:
         seed = int(torch.randint(2**31, ()))
-        state, numpy_state = random.getstate(), np.random.get_state()
+        python_state = random.getstate()
+        numpy_state = np.random.get_state()
         random.seed(seed)
         np.random.seed(seed)
         try:
             changed = self.change(image)
         finally:
-            random.setstate(state)
+            random.setstate(python_state)
             np.random.set_state(numpy_state)
         if not isinstance(changed, Image.Image):
             raise VitkitError("data.augment-result", f"augment must return a PIL image, not {type(changed).__name__}")

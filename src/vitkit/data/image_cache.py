@@ -48,7 +48,8 @@ class _Budget:
     """A number of bytes that all forked processes share. They reserve parts of it, which are never released."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.lock = size, multiprocessing.Lock()
+        self.size = size
+        self.lock = multiprocessing.Lock()
         self._used = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # shared with forked processes
 
     def reserve(self, size: int) -> int | None:
@@ -94,37 +95,23 @@ class DiskCache:
     """
 
     def __init__(self, reduction: str, size: int) -> None:
-        self._reduction, self._budget = reduction.encode(), _Budget(size)
+        self._reduction = reduction.encode()
+        self._budget = _Budget(size)
         self._folder = cache_folder() / f"pictures-{_FORMAT}-{decoder_versions()}"
 
     def picture(self, index: int, file: Place, make: MakePicture) -> Image.Image:  # noqa: ARG002
         path = self._path_of(file)
         if path is None:
             return make()
-        with contextlib.suppress(OSError):
-            data = path.read_bytes()
-            os.utime(path)  # the least recently used files are deleted first
-            if len(data) >= _HEADER.size:
-                checksum, width, height = _HEADER.unpack_from(data)
-                stored = memoryview(data)[_HEADER.size :]
-                if len(stored) == 3 * width * height and zlib.crc32(stored) == checksum:
-                    return Image.frombytes("RGB", (width, height), stored)
-        image = make()
-        if path != self._path_of(file):  # the file was replaced while it was read
+        image = _read_cached(path)
+        if image is not None:
             return image
-        pixels = image.tobytes()
-        with self._budget.lock:
-            if self._budget.reserve(_HEADER.size + len(pixels)) is None:
-                return image
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # No fsync, which takes longer than decoding: the checksum detects files that a crash left incomplete.
-            temporary.write_bytes(_HEADER.pack(zlib.crc32(pixels), *image.size) + pixels)
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        image = make()
+        if path == self._path_of(file):  # otherwise, the file was replaced while it was read
+            with self._budget.lock:
+                offset = self._budget.reserve(_HEADER.size + 3 * image.width * image.height)
+            if offset is not None:
+                _write_cached(path, image)
         return image
 
     def _path_of(self, file: Place) -> Path | None:
@@ -139,18 +126,49 @@ class DiskCache:
         return self._folder / name[:2] / name
 
 
+def _read_cached(path: Path) -> Image.Image | None:
+    """Read a picture that `_write_cached` has written; return None if there is none, or if it is incomplete."""
+    try:
+        data = path.read_bytes()
+        os.utime(path)  # the least recently used files are deleted first
+    except OSError:
+        return None
+    if len(data) < _HEADER.size:
+        return None
+    checksum, width, height = _HEADER.unpack_from(data)
+    pixels = memoryview(data)[_HEADER.size :]
+    if len(pixels) != 3 * width * height or zlib.crc32(pixels) != checksum:
+        return None
+    return Image.frombytes("RGB", (width, height), pixels)
+
+
+def _write_cached(path: Path, image: Image.Image) -> None:
+    pixels = image.tobytes()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # No fsync, which takes longer than decoding: the checksum detects files that a crash left incomplete.
+        temporary.write_bytes(_HEADER.pack(zlib.crc32(pixels), *image.size) + pixels)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 def choose_cache(cache: str, expected_bytes: int, *, workers: int, processes: int = 1) -> str:
     """Choose the kind of cache for pictures: ram, disk or none.
 
     `auto` chooses according to the free space and the estimated bytes of all pictures. `ram` becomes `disk` if the
     worker processes cannot share memory. Each of the training processes on this machine (`processes`) has a cache.
     """
-    if cache == "none":
-        return cache
     can_share = workers == 0 or sys.platform == "linux"  # other systems spawn workers, which share no memory
-    if can_share and (cache == "ram" or (cache == "auto" and expected_bytes <= available_memory() // (4 * processes))):
+    if cache == "ram":
+        return "ram" if can_share else "disk"
+    if cache != "auto":
+        return cache
+    if can_share and expected_bytes <= available_memory() // (4 * processes):
         return "ram"
-    return "disk" if cache != "auto" or expected_bytes <= _free_disk() // 4 else "none"
+    return "disk" if expected_bytes <= _free_disk() // 4 else "none"
 
 
 def open_cache(cache: str, images: int, expected_bytes: int, reduction: str) -> PictureCache | None:
@@ -188,9 +206,11 @@ def estimate_bytes(
         height, width = fixed_size
         return len(files) * 3 * height * width
     sample = files[:: math.ceil(len(files) / 64) or 1]  # about 64 files
-    # Unreadable files, which have no size, are reported elsewhere.
-    known = known_sizes or {}
-    sizes = [known[str(file)] for file in sample if str(file) in known] if known else sizes_of(sample)
+    if known_sizes:
+        sizes_or_none = [known_sizes.get(str(file)) for file in sample]  # unreadable files are reported elsewhere
+        sizes = [size for size in sizes_or_none if size is not None]
+    else:
+        sizes = sizes_of(sample)
     total = 0.0
     for width, height in sizes:
         scale = min(1.0, (short_side or math.inf) / min(width, height))
@@ -224,7 +244,8 @@ def _cached_files() -> list[tuple[float, int, Path]]:
 def _make_room(size: int) -> None:
     """Delete the least recently used files of the cache until `size` more bytes fit within the cache's limit."""
     files = sorted(_cached_files())
-    used, limit = sum(bytes_used for _, bytes_used, _ in files), min(_free_disk() // 2, _MAX_DISK)
+    used = sum(bytes_used for _, bytes_used, _ in files)
+    limit = min(_free_disk() // 2, _MAX_DISK)
     for _, bytes_used, path in files:
         if used + size <= limit:
             break

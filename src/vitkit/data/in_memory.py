@@ -63,13 +63,12 @@ def sources_of(sources: object) -> Iterator[Source]:
     Raises:
         VitkitError: a source is neither a path nor a picture; the message names its type.
     """
-    if isinstance(sources, (str, os.PathLike, PictureInMemory, Stored)) or (
-        is_in_memory(sources) and getattr(sources, "ndim", 0) != 4
-    ):
+    if isinstance(sources, (str, os.PathLike, PictureInMemory, Stored)):
         sources = [sources]
-    # These are iterable, but do not contain sources.
-    is_refused = isinstance(sources, (bytes, bytearray, memoryview, Mapping)) or hasattr(sources, "read")
-    if is_refused or not (isinstance(sources, Iterable) or is_in_memory(sources)):
+    elif is_in_memory(sources):
+        if getattr(sources, "ndim", 0) != 4:
+            sources = [sources]
+    elif not isinstance(sources, Iterable) or _is_content(sources):
         raise VitkitError(
             "data.source-type",
             f"{type_of(sources)} is neither a picture nor a list of pictures: {_EXPECTED}, or several",
@@ -85,6 +84,11 @@ def sources_of(sources: object) -> Iterator[Source]:
             raise VitkitError("data.source-type", f"source {number} is {type_of(source)}: {_EXPECTED}")
 
 
+def _is_content(sources: object) -> bool:
+    """Return whether an object is iterable, but contains bytes or keys, not sources."""
+    return isinstance(sources, (bytes, bytearray, memoryview, Mapping)) or hasattr(sources, "read")
+
+
 def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the picture") -> Image.Image:
     """Convert an array or tensor to a PIL image in L, RGB or RGBA; return a PIL image unchanged.
 
@@ -92,20 +96,21 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
     """
     if isinstance(picture, Image.Image):
         return picture
-    kind, axes, array = f"{name} is an array", "(height, width, C)", picture
     if _is_tensor(picture):
-        kind, axes, tensor = f"{name} is a tensor", "(C, height, width)", cast("Tensor", picture)
-        array = tensor.detach().cpu()
-        array = array.float() if array.is_floating_point() else array
-    array = np.asarray(array)
-    channels = array.shape[0 if _is_tensor(picture) else 2] if array.ndim == 3 else 1
+        kind, axes = f"{name} is a tensor", "(C, height, width)"
+        tensor = cast("Tensor", picture).detach().cpu()
+        array = np.asarray(tensor.float() if tensor.is_floating_point() else tensor)
+        if array.ndim == 3:
+            array = array.transpose(1, 2, 0)
+    else:
+        kind, axes = f"{name} is an array", "(height, width, C)"
+        array = np.asarray(picture)
+    channels = array.shape[2] if array.ndim == 3 else 1
     if array.ndim not in (2, 3) or channels not in (1, 3, 4) or 0 in array.shape:
         raise VitkitError(
             "data.image-shape",
             f"{kind} of shape {tuple(picture.shape)}; expected (height, width), or {axes} with C 1, 3 or 4",
         )
-    if _is_tensor(picture) and array.ndim == 3:
-        array = array.transpose(1, 2, 0)
     if array.shape[0] * array.shape[1] > MAX_PIXELS:
         raise VitkitError(
             "data.image-too-large",
@@ -124,7 +129,9 @@ def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the 
         raise VitkitError(
             "data.image-values", f"{kind} of {array.dtype}: pass uint8 from 0 to 255, or floats from 0 to 1"
         )
-    return Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2:] == (1,) else array))
+    if array.ndim == 3 and channels == 1:
+        array = array[:, :, 0]
+    return Image.fromarray(np.ascontiguousarray(array))
 
 
 @contextmanager

@@ -76,7 +76,8 @@ class EpochSampler(Sampler[tuple[int, ...]]):
     def __init__(
         self, length: int, seed: int, labels: Sequence[int] | None = None, shards: Sequence[int] | None = None
     ) -> None:
-        self.length, self.seed, self.epoch = length, seed, 0
+        self.length, self.seed = length, seed
+        self.epoch = 0
         self.labels = None if labels is None else torch.tensor(labels)
         self.shards = None if shards is None else torch.tensor(shards)
 
@@ -91,18 +92,23 @@ class EpochSampler(Sampler[tuple[int, ...]]):
         order = self._shuffled(torch.arange(self.length), generator)
         if self.labels is None:
             return iter([(self.epoch, index) for index in order.tolist()])
+        keys = self._balanced(order, self.labels)
+        images = torch.tensor([key[1] for key in keys])
+        return iter([keys[i] for i in self._shuffled(images, generator).tolist()])
+
+    def _balanced(self, order: Tensor, labels: Tensor) -> list[tuple[int, ...]]:
+        """Draw an image of each class in turn, in this order; a class starts again after its last image."""
         by_label: dict[int, list[int]] = {}  # in random order, because the first classes may get one image more
-        for i, label in zip(order.tolist(), self.labels[order].tolist(), strict=True):
+        for i, label in zip(order.tolist(), labels[order].tolist(), strict=True):
             by_label.setdefault(label, []).append(i)
         classes = list(by_label.values())
-        drawn = list[tuple[int, ...]]()
-        for k in range(self.length):  # an image of each class in turn; a class starts again after its last image
+        keys: list[tuple[int, ...]] = []
+        for k in range(self.length):
             images = classes[k % len(classes)]
             repetition, position = divmod(k // len(classes), len(images))
-            index = images[position]
-            drawn.append((self.epoch, index, repetition) if repetition else (self.epoch, index))
-        drawn_indices = torch.tensor([index for _, index, *_ in drawn])
-        return iter([drawn[i] for i in self._shuffled(drawn_indices, generator).tolist()])
+            key = (self.epoch, images[position])
+            keys.append((*key, repetition) if repetition else key)
+        return keys
 
     def _shuffled(self, images: Tensor, generator: torch.Generator) -> Tensor:  # a permutation (n,) for images (n,)
         if self.shards is None:
@@ -121,14 +127,17 @@ class BatchSampler(Sampler[list[tuple[int, ...]]]):
     """
 
     def __init__(self, sampler: EpochSampler, batch_size: int, process: tuple[int, int]) -> None:
-        self.sampler, self.batch_size, self.process = sampler, batch_size, process
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.process = process
         self.first = 0
 
     def __len__(self) -> int:
         return math.ceil(len(self.sampler) / self.batch_size) - self.first
 
     def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
-        keys, (rank, size) = list(self.sampler), self.process
+        keys = list(self.sampler)
+        rank, size = self.process
         for start in range(self.first * self.batch_size, len(keys), self.batch_size):
             batch = keys[start : start + self.batch_size]
             yield batch[rank::size] or batch[:1]
@@ -304,13 +313,14 @@ def explain_worker_errors(workers: int, advice: str) -> Iterator[None]:
     except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
         if not workers:
             raise
-        _, prefix, message = str(error).rpartition("VitkitError: ")
-        if prefix and "in DataLoader worker process" in first_line(error):
+        text = str(error)
+        _, is_ours, message = text.rpartition("VitkitError: ")
+        if is_ours and "in DataLoader worker process" in first_line(error):
             raise VitkitError("data.worker-failed", message.strip()) from error
-        is_lost = isinstance(error, (ConnectionError, EOFError))  # the connection broke while PyTorch was reading
-        phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
-        if not is_lost and not ("DataLoader worker" in str(error) and any(phrase in str(error) for phrase in phrases)):
-            raise
+        if isinstance(error, (VitkitError, RuntimeError)):  # others: the connection broke while PyTorch was reading
+            phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
+            if "DataLoader worker" not in text or not any(phrase in text for phrase in phrases):
+                raise
         if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or PyTorch's handler may interrupt the following lines
         reason = f"memory, or /dev/shm, is too small for --workers {workers}"
@@ -360,12 +370,17 @@ class _TableImages(Images):
         *,
         as_levels: bool,
     ) -> None:
-        self.table, self.preprocess, self.decoded_side, self.cache = table, preprocess, decoded_side, cache
-        self.labels, self.paths, self.as_levels = table.labels, table.paths, as_levels
+        self.table = table
+        self.labels, self.paths = table.labels, table.paths
+        self.preprocess = preprocess
+        self.decoded_side = decoded_side
+        self.cache = cache
+        self.as_levels = as_levels
         storage = table.storage
         if isinstance(storage, ShardFolder) and storage.is_remote:
             self.shards = storage.shards_of(table.paths)
-        self._place, self._reduce = table.place, reduce
+        self._place = table.place
+        self._reduce = reduce
         self._to_pixels = preprocess.levels if as_levels else preprocess.normalise
 
     def __len__(self) -> int:
@@ -415,14 +430,17 @@ class TrainingImages(_TableImages):
     ) -> None:
         reduce = partial(preprocess.reduce, short_side=augment.short_side(preprocess))
         super().__init__(table, preprocess, augment.decoded_side(preprocess), reduce, cache, as_levels=as_levels)
-        self.augment, self.seed = augment, seed
-        self.transform, self.transform_pixels = augment.build_random(preprocess), augment.build_pixels()
+        self.augment = augment
+        self.seed = seed
+        self.transform = augment.build_random(preprocess)
+        self.transform_pixels = augment.build_pixels()
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
         index = key[1]
 
         def augment(picture: Image.Image) -> Tensor:  # (C, height, width)
-            return self.transform_pixels(torch.from_numpy(self._to_pixels(self.transform(picture))))
+            pixels = torch.from_numpy(self._to_pixels(self.transform(picture)))
+            return self.transform_pixels(pixels)
 
         return apply_seeded(augment, self._picture(index), self.seed, *key), self.table.labels[index]
 
@@ -461,29 +479,40 @@ class ImageData(BatchedImages):
         as_levels = normalise_on is not None
         train = TrainingImages(table.of_split("train"), preprocess, augment, seed, as_levels=as_levels)
         val = EvaluationImages(table.of_split("val"), preprocess, pictures, as_levels=as_levels)
-        self.preprocess, self.normalise_on = preprocess, normalise_on
+        self.preprocess = preprocess
+        self.normalise_on = normalise_on
         values = torch.from_numpy(normalised_values(preprocess.mean, preprocess.std))  # (C, 256)
         self._values_of_levels = values.to(normalise_on) if as_levels else values
         super().__init__(train, val, table, seed=seed, **options)
-        if cache == "none":
-            return
-        short_side = augment.short_side(preprocess)  # None if training images are resized as in evaluation
-        train_size = preprocess.size if short_side is None else None
-        train_files, val_files = train.table.files(), val.table.files()
-        train_bytes = estimate_bytes(train_files, short_side, train_size, None if pictures is None else pictures.sizes)
+        if cache != "none":
+            self._open_caches(cache, augment.short_side(preprocess), pictures)
+
+    def _open_caches(self, cache: str, short_side: int | None, pictures: PictureStore | None) -> None:
+        """Open the caches of the training images and, unless `pictures` holds them, of the validation images.
+
+        `short_side` is that of `Augment.short_side`: None if training images are resized as in evaluation.
+        """
+        preprocess = self.preprocess
+        # The description of how a picture was reduced is a part of its key in the cache.
+        val_key = f"evaluation {preprocess.to_dict()}"
+        if short_side is None:
+            train_key, train_size = val_key, preprocess.size
+        else:
+            train_key, train_size = f"short side {short_side}, decoded for {self.train.decoded_side}", None
+        train_files, val_files = self.train.table.files(), self.val.table.files()
+        known_sizes = None if pictures is None else pictures.sizes
+        train_bytes = estimate_bytes(train_files, short_side, train_size, known_sizes)
         val_bytes = estimate_bytes(val_files, None, preprocess.size) if pictures is None else 0
         needed = train_bytes + val_bytes
         self.cache = choose_cache(cache, needed, workers=self.workers, processes=self.process[1])
         self.cache_bytes = needed if pictures is None else needed + pictures.bytes
-        # The description of how a picture was reduced is a part of its key in the cache.
-        val_key = f"evaluation {preprocess.to_dict()}"
-        train_key = val_key if short_side is None else f"short side {short_side}, decoded for {train.decoded_side}"
-        train.cache = open_cache(self.cache, len(train_files), train_bytes, train_key)
+        self.train.cache = open_cache(self.cache, len(train_files), train_bytes, train_key)
         if pictures is None:
-            val.cache = open_cache(self.cache, len(val_files), val_bytes, val_key)
+            self.val.cache = open_cache(self.cache, len(val_files), val_bytes, val_key)
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        batches, shards = map(self._normalised, super().train_batches(epoch, first)), self.train.shards
+        batches = map(self._normalised, super().train_batches(epoch, first))
+        shards = self.train.shards
         if shards is None:
             return batches
         batch_sampler, _ = self._train_loader
@@ -491,7 +520,8 @@ class ImageData(BatchedImages):
         return self._prefetched(batches, order[first * self.batch_size :])
 
     def val_batches(self) -> Iterator[Batch]:
-        batches, shards = map(self._normalised, super().val_batches()), self.val.shards
+        batches = map(self._normalised, super().val_batches())
+        shards = self.val.shards
         return batches if shards is None else self._prefetched(batches, shards)
 
     def batch_again(self, epoch: int, batch: int) -> Batch:
@@ -501,14 +531,15 @@ class ImageData(BatchedImages):
         """Move a batch of uint8 pixels to the GPU and normalise it there; return other batches unchanged."""
         if self.normalise_on is None:
             return batch
-        pixels, labels = batch[0].to(self.normalise_on, non_blocking=True), batch[1]
+        images, labels = batch
+        pixels = images.to(self.normalise_on, non_blocking=True)
         values = self._values_of_levels
         channels = torch.arange(len(values), dtype=torch.int32, device=pixels.device)[:, None, None]
         indices = pixels.int() + 256 * channels  # into the flattened `values`
         return values.flatten().index_select(0, indices.flatten()).view(pixels.shape), labels
 
     def _prefetched(self, batches: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
-        # `order` is the shard number of each remaining image of the epoch.
+        """Download the shards in time. `order` is the shard number of each remaining image of the epoch."""
         storage = self.table.storage
         assert isinstance(storage, ShardFolder)
         return prefetch_shards(batches, storage.files(), order, self.batch_size)

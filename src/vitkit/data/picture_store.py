@@ -31,7 +31,8 @@ class PictureStore:
     def __init__(
         self, files: Sequence[Place], preprocess: Preprocess, cache: str, *, workers: int, processes: int = 1
     ) -> None:
-        self.preprocess, self._files = preprocess, files
+        self.preprocess = preprocess
+        self._files = files
         self.sizes: dict[str, tuple[int, int]] = {}  # (width, height) by file, as far as known
         height, width = preprocess.size
         self.bytes = len(files) * 3 * height * width
@@ -43,7 +44,9 @@ class PictureStore:
     def picture(self, index: int, file: Place, make: MakePicture) -> Image.Image:  # noqa: ARG002  # rows differ by table
         """Return a resized photograph, in RGB. If it is not stored yet, `make` decodes and resizes it."""
         row = self._row.get(str(file))
-        return make() if row is None or self._cache is None else self._cache.picture(row, file, make)
+        if row is None or self._cache is None:
+            return make()
+        return self._cache.picture(row, file, make)
 
     def add(self, file: Place, picture: Picture, content: bytes | None) -> None:
         """Store a photograph that was decoded for another purpose.
@@ -53,7 +56,8 @@ class PictureStore:
         """
         image, side = picture.image, self.preprocess.short_side
         is_full_scale = image.size == (picture.width, picture.height)
-        if is_full_scale and (min(image.size) < 4 * side or picture.format not in ("JPEG", "MPO")):
+        would_be_reduced = picture.format in ("JPEG", "MPO") and min(image.size) >= 4 * side  # by `decode`
+        if is_full_scale and not would_be_reduced:
             self.picture(0, file, lambda: self.preprocess.resize(image))
         elif content is not None:
             with picture_of(file, side, content) as decoded:

@@ -90,7 +90,7 @@ class Preprocess:
             problem = f"size {self.size[0]}x{self.size[1]} is more than the limit of {MAX_PIXELS:,} pixels"
         elif not LEAST_CROP <= self.crop_pct <= 1:
             problem = f"crop_pct must be from {LEAST_CROP} to 1, not {self.crop_pct!r}"
-        elif not len(self.mean) == len(self.std) in (1, 3) or not all(value >= _MIN_STD for value in self.std):
+        elif len(self.mean) not in (1, 3) or len(self.std) != len(self.mean) or min(self.std) < _MIN_STD:
             problem = f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0"
         elif max(map(abs, self.mean + self.std)) >= _MAX_VALUE:
             problem = f"mean {self.mean} and std {self.std} must be for pixels scaled to 0 ... 1"
@@ -119,12 +119,13 @@ class Preprocess:
 
         The centre comes first, and equals the result of `resize`. `fit` must be `crop` or `squash_crop`.
         """
-        (h, w), (full_h, full_w, top, left) = self.size, self._placement(image.width, image.height)
+        h, w = self.size
+        full_h, full_w, top, left = self._placement(image.width, image.height)
         corners = [(y, x) for y in (0, full_h - h) for x in (0, full_w - w)]
         if full_h * full_w > MAX_PIXELS:  # as in `resize`
             y_scale, x_scale = image.height / full_h, image.width / full_w
             boxes = [(x * x_scale, y * y_scale, (x + w) * x_scale, (y + h) * y_scale) for y, x in corners]
-            return [self.resize(image), *(self._resample(image, (h, w), box) for box in boxes)]
+            return [self.resize(image)] + [self._resample(image, (h, w), box) for box in boxes]
         resized = self._resample(image, (full_h, full_w))
         return [resized.crop((x, y, x + w, y + h)) for y, x in [(top, left), *corners]]
 
@@ -191,7 +192,8 @@ class Preprocess:
         """Return the fraction of the area of a picture of this size that the model sees, from 0 to 1."""
         if not self.fit.endswith("crop"):
             return 1.0
-        (h, w), (full_h, full_w) = self.size, self.before_crop
+        h, w = self.size
+        full_h, full_w = self.before_crop
         kept = (h * w) / (full_h * full_w)
         if self.fit == "crop":  # one side of the resized picture is longer than in `before_crop`
             ratio = (width * full_h) / (height * full_w)
@@ -200,7 +202,9 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types."""
-        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        fields = asdict(self)
+        for name in ("size", "mean", "std"):
+            fields[name] = list(fields[name])
         if not self.unknown:
             del fields["unknown"]
         return fields
@@ -237,10 +241,11 @@ class Preprocess:
             full_h, full_w = max(1, round(height * scale)), max(1, round(width * scale))
             return full_h, full_w, -((h - full_h) // 2), -((w - full_w) // 2)
         full_h, full_w = self.before_crop
-        if self.fit == "crop" and full_h * width <= full_w * height:  # the width is the short side
-            full_h = int(full_w * height / width)
-        elif self.fit == "crop":
-            full_w = int(full_h * width / height)
+        if self.fit == "crop":  # only the short side gets this length
+            if full_h * width <= full_w * height:  # the width is the short side
+                full_h = int(full_w * height / width)
+            else:
+                full_w = int(full_h * width / height)
         y_margin, x_margin = full_h - h, full_w - w
         if self.floor_crop:
             return full_h, full_w, y_margin // 2, x_margin // 2
@@ -269,11 +274,13 @@ def describe(pixels: Mapping[str, Any]) -> str:
     if pixels.get("unknown"):
         return f"not known ({pixels['unknown']})"
     mean, std = tuple(pixels["mean"]), tuple(pixels["std"])
-    scale = _SCALE_NAMES.get((mean, std))
-    scale = scale_text(mean, std) if scale is None else f"mean and std {scale}"
+    name = _SCALE_NAMES.get((mean, std))
+    scale = scale_text(mean, std) if name is None else f"mean and std {name}"
     fit = pixels.get("fit", Preprocess.fit)
     text = f"{scale}, {fit}, {pixels.get('interpolation', Preprocess.interpolation)}"
-    return text + (f", crop {pixels.get('crop_pct', Preprocess.crop_pct):.3f}" if fit.endswith("crop") else "")
+    if fit.endswith("crop"):
+        text += f", crop {pixels.get('crop_pct', Preprocess.crop_pct):.3f}"
+    return text
 
 
 def scale_text(mean: Sequence[float], std: Sequence[float]) -> str:
