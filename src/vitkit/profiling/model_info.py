@@ -64,23 +64,25 @@ def measure_with_flop_counter(model: nn.Module, images: Tensor) -> ForwardCost:
 
 def _run_forward(model: nn.Module, images: Tensor, measured: ForwardCost, counter: AbstractContextManager[Any]) -> None:
     """Run a forward pass, and record in `measured` the modules' output shapes and the size of what autograd keeps."""
-    kept: dict[int, Tensor] = {}
+    saved: dict[int, Tensor] = {}  # the tensors that autograd keeps, by the address of their storage
 
     def record_saved(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor  # the reference keeps the address in use
+        saved[tensor.untyped_storage()._cdata] = tensor  # the reference keeps the address in use
         return tensor
 
-    hooks = [hook for name, module in model.named_modules() if name for hook in _add_hooks(module, name, measured)]
+    hooks: list[Any] = []
+    for name, module in model.named_modules():
+        if name:  # not the model itself
+            hooks += _add_hooks(module, name, measured)
     try:
         with counter, torch.autograd.graph.saved_tensors_hooks(record_saved, lambda tensor: tensor):
             model(images)
     finally:
         for hook in hooks:
             hook.remove()
-    stored = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    measured.kept_bytes = sum(
-        tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in stored
-    )
+    for tensor in (*model.parameters(), *model.buffers()):
+        saved.pop(tensor.untyped_storage()._cdata, None)
+    measured.kept_bytes = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 def _add_hooks(module: nn.Module, name: str, measured: ForwardCost) -> list[Any]:
@@ -161,15 +163,19 @@ def _add(left: Tensor, right: Tensor | float) -> Tensor:
 
 def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     dims = (dim,) if isinstance(dim, int) else dim
-    shape = _reduced_shape(x, dims) if keepdim else [side for i, side in enumerate(x.shape) if i not in dims]
-    return _stand_in(shape, x)
+    if keepdim:
+        return _stand_in(_reduced_shape(x, dims), x)
+    return _stand_in([side for i, side in enumerate(x.shape) if i not in dims], x)
 
 
 def _multiply(left: Tensor, right: Tensor | float) -> Tensor:
-    # A product or quotient keeps a factor if the other one is a tensor that needs a gradient.
     if not isinstance(right, Tensor):
         return _stand_in(left.shape, left)
-    kept = [factor for factor, other in ((right, left), (left, right)) if other.requires_grad]
+    kept = []  # autograd keeps a factor of a product or quotient if the other one needs a gradient
+    if left.requires_grad:
+        kept.append(right)
+    if right.requires_grad:
+        kept.append(left)
     shape = torch.broadcast_shapes(left.shape, right.shape)  # type: ignore[no-untyped-call]
     return _stand_in(shape, left, right, kept=kept)
 
@@ -271,19 +277,7 @@ def describe(config: Config) -> ModelInfo:
         VitkitError: the configuration belongs to a network of another library, which cannot be built here.
     """
     if isinstance(config, NetworkConfig):
-        with torch.random.fork_rng():
-            network = build(config).eval().to("meta")
-        assert isinstance(network, Network)
-        measured = measure_with_flop_counter(
-            network, torch.empty(1, config.in_channels, *config.image_size, device="meta")
-        )
-        stages = [CostStage("image", (*config.image_size, config.in_channels))]
-        for name, part in network.network.named_children():
-            # Modules that the forward pass does not use have no shape.
-            if (shape := measured.shapes.get(f"network.{name}")) is not None:
-                parameters = sum(parameter.numel() for parameter in part.parameters())
-                stages.append(CostStage(name, shape, parameters, measured.macs_of.get(f"network.{name}", 0)))
-        return _info(network, measured, measured, stages)
+        return _describe_network(config)
     with torch.device("meta"):
         model = VisionTransformer(config).eval()
         image = torch.empty(1, config.in_channels, *config.image_size)
@@ -291,6 +285,20 @@ def describe(config: Config) -> ModelInfo:
     model.shortcut = False  # then the last layer computes all tokens, and not only those that the head needs
     full = measure(model, image)
     return _info(model, full, executed, _stages(model, full))
+
+
+def _describe_network(config: NetworkConfig) -> ModelInfo:
+    with torch.random.fork_rng():
+        network = build(config).eval().to("meta")
+    assert isinstance(network, Network)
+    measured = measure_with_flop_counter(network, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
+    stages = [CostStage("image", (*config.image_size, config.in_channels))]
+    for name, part in network.network.named_children():
+        shape = measured.shapes.get(f"network.{name}")
+        if shape is not None:  # the forward pass uses this module
+            parameters = sum(parameter.numel() for parameter in part.parameters())
+            stages.append(CostStage(name, shape, parameters, measured.macs_of.get(f"network.{name}", 0)))
+    return _info(network, measured, measured, stages)
 
 
 def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[CostStage]) -> ModelInfo:
@@ -308,20 +316,10 @@ def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[C
 
 def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
     """Return the stages of a model. Their costs add up to that of the model. Equal layers share one stage."""
-    config, stage = model.config, _StageFactory(model, measured)
+    config = model.config
+    stage = _StageFactory(model, measured)
     prefixes = ("cls_token", "dist_token", "reg_token", "pos_embed")
     token_parameters = sum(p.numel() for name, p in model.named_parameters() if name.startswith(prefixes))
-    relative = []
-    if model.rel_pos is not None:  # the tables or the network of relative positions
-        macs = 0
-        if config.position == "relative_mlp":  # the network is evaluated in every layer, even if it is shared
-            offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
-            macs_per_offset = config.relative_size * (2 + config.heads)  # from 2 coordinates to a value for each head
-            macs = config.layers * offsets * macs_per_offset
-        tables = [tuple(table.shape) for name, table in model.rel_pos.named_parameters() if name == "0.table"]
-        shape = tables[0] if tables else (config.heads, config.tokens, config.tokens)
-        parameters = sum(parameter.numel() for parameter in model.rel_pos.parameters())
-        relative = [CostStage("relative positions", shape, parameters, macs)]
     parts = [  # a part that the model lacks has no stage
         [CostStage("image", (*config.image_size, config.in_channels))],
         stage("ResNet stem", "patch_embed.backbone"),
@@ -330,7 +328,7 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
         [CostStage("tokens, positions added", (config.tokens, config.hidden_size), token_parameters)],
         stage("norm before the layers", "norm_pre"),
         stage("rotary frequencies", "rope", (config.layers, config.heads, config.head_size // 2)),
-        relative,
+        _relative_positions(model),
         *_layer_stages(stage),
         stage("norm", "norm", (config.tokens, config.hidden_size), always=True),
         stage("attention pooling", "attn_pool"),
@@ -343,6 +341,22 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
     return list(chain.from_iterable(parts))
 
 
+def _relative_positions(model: VisionTransformer) -> list[CostStage]:
+    """Return the stage of the tables or the network of relative positions, if the model has such."""
+    if model.rel_pos is None:
+        return []
+    config = model.config
+    macs = 0
+    if config.position == "relative_mlp":  # the network is evaluated in every layer, even if it is shared
+        offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
+        macs_per_offset = config.relative_size * (2 + config.heads)  # from 2 coordinates to a value for each head
+        macs = config.layers * offsets * macs_per_offset
+    parameters = dict(model.rel_pos.named_parameters())
+    table = parameters.get("0.table")
+    shape = (config.heads, config.tokens, config.tokens) if table is None else tuple(table.shape)
+    return [CostStage("relative positions", shape, sum(map(Tensor.numel, parameters.values())), macs)]
+
+
 def _layer_stages(stage: _StageFactory) -> list[list[CostStage]]:
     """Return the stages of all layers, in the order in which a layer computes them."""
     config = stage.model.config
@@ -351,9 +365,14 @@ def _layer_stages(stage: _StageFactory) -> list[list[CostStage]]:
     products = 2 * N * N * config.hidden_size  # q k^T, and its softmax with v
     if config.position == "relative":
         products += N * (2 * N - 1) * config.hidden_size  # q with every offset
-    variant = stage.rest(f"blocks.{attending[0]}.attn", ("convolve", "qkv", "norm", "proj")) if attending else None
-    if variant is not None:  # attention with further parameters, whose cost was measured as a whole
-        products = variant.macs
+    heads: list[CostStage] = []
+    variant: list[CostStage] = []
+    if attending:
+        heads = [CostStage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))]
+        rest = stage.rest(f"blocks.{attending[0]}.attn", ("convolve", "qkv", "norm", "proj"))
+        if rest is not None:  # attention with further parameters, whose cost was measured as a whole
+            variant = [replace(rest, times=len(attending), macs=0)]
+            products = rest.macs
     attention = []  # eqs. 6-7: one stage for attention over all tokens, and one for each size of windows
     P = config.prefix_tokens
     for windows, times in Counter(windows_of(config, layer) for layer in attending).items():
@@ -371,9 +390,9 @@ def _layer_stages(stage: _StageFactory) -> list[list[CostStage]]:
         *(stage.layers(f"convolution of {part}", f"attn.convolve.{part}") for part in "qkv"),
         # Some kinds of attention use these weights without calling the module, so its products were not measured.
         [replace(qkv, macs=3 * N * config.hidden_size**2) for qkv in stage.layers("q, k, v", "attn.qkv")],
-        [CostStage("q of each head (k, v alike)", (H, N, D_h), times=len(attending))] if attending else [],
+        heads,
         attention,
-        [replace(variant, times=len(attending), macs=0)] if variant is not None else [],
+        variant,
         stage.layers("norm of the joined heads", "attn.norm"),
         stage.layers("attention out", "attn.proj", attending),
         stage.layers("LayerScale 1", "ls1"),

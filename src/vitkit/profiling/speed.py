@@ -42,10 +42,14 @@ def compare(
     logits on all images.
     """
     device = device or images.device
-    first, reference = images[:batch], in_batches(model, images, batch)
-    comparable = [contender for contender in contenders if contender.same_weights]
-    drifts = {contender.key: drift_of(in_batches(contender.run, images, batch), reference) for contender in comparable}
-    runs = {contender.key: torch.inference_mode()(partial(contender.run, first)) for contender in contenders}
+    reference = in_batches(model, images, batch)
+    drifts = {
+        contender.key: drift_of(in_batches(contender.run, images, batch), reference)
+        for contender in contenders
+        if contender.same_weights
+    }
+    first_batch = images[:batch]
+    runs = {contender.key: torch.inference_mode()(partial(contender.run, first_batch)) for contender in contenders}
     times = interleave(runs, rounds, stopwatch=stopwatch_for(device))
     return [
         Speed(contender.name, contender.precision, batch, times[contender.key], drifts.get(contender.key))
@@ -139,12 +143,14 @@ def row(speed: Speed, references: Mapping[str, Speed | None]) -> dict[str, Any]:
     }
     for name, other in references.items():
         values[name] = None if other is None else _round(speed.timing.speedup_over(other.timing).median)
-    return values | {
-        "largest_difference": None if drift is None else float(f"{drift.largest:.2e}"),
-        "same_top1": None if drift is None else _round(drift.agreement),
-        "compared_images": None if drift is None else drift.images,
-        "rounds": len(speed.timing.seconds),
-    }
+    if drift is None:
+        values |= dict.fromkeys(("largest_difference", "same_top1", "compared_images"))
+    else:
+        values["largest_difference"] = float(f"{drift.largest:.2e}")
+        values["same_top1"] = _round(drift.agreement)
+        values["compared_images"] = drift.images
+    values["rounds"] = len(speed.timing.seconds)
+    return values
 
 
 def _round(value: float) -> float:
@@ -212,11 +218,12 @@ def interleave(
     """Time each piece of work once per round, in the order of `works`.
 
     Before the first round, each piece is run twice, so that kernels are chosen and compiled. In each round, a piece
-    that takes less than a second is first run once without timing, because the previous piece has filled
-    the caches, and its threads may keep spinning for a tenth of a second. A piece that takes less than `min_seconds` is
-    repeated, and the mean time is recorded. After `max_seconds` of rounds, no other round begins.
+    that takes less than a second is first run once without timing, because the previous piece has filled the caches,
+    and its threads may keep spinning for a tenth of a second. A piece that takes less than `min_seconds` is repeated,
+    and the mean time is recorded. After `max_seconds` of rounds, no other round begins.
     """
-    repeats, needs_warm_up = {}, {}
+    repeats: dict[str, int] = {}
+    needs_warm_up: dict[str, bool] = {}
     for name, work in works.items():
         stopwatch(work)
         took = stopwatch(work)
@@ -274,4 +281,4 @@ class Quartiles:
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(median, low, high)
+        return cls(median=median, low=low, high=high)

@@ -22,7 +22,8 @@ def public_names(package: str) -> dict[str, str]:
     They are the names that the package's `__init__.py` imports for type checkers, under `if TYPE_CHECKING:` and in
     lines such as `from vitkit.model.vit import LayerScale, VisionTransformer`.
     """
-    module, modules = sys.modules[package], dict[str, str]()
+    module = sys.modules[package]
+    modules: dict[str, str] = {}
     source = module.__loader__.get_data(module.__file__).decode()  # type: ignore[union-attr]  # of a file or an archive
     for line in source.splitlines():
         if line.startswith(f"    from {package}."):

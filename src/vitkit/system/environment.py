@@ -22,8 +22,9 @@ def cache_folder() -> Path:
 
     This is VITKIT_CACHE, or `vitkit` in the user's cache folder.
     """
-    if own := os.environ.get("VITKIT_CACHE"):
-        return Path(own)
+    chosen = os.environ.get("VITKIT_CACHE")
+    if chosen:
+        return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "vitkit"
 
 
@@ -33,8 +34,10 @@ def state_folder() -> Path:
     Raises:
         VitkitError: the folder is not private; see `private`.
     """
-    base = os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state"
-    return private(Path(os.environ.get("VITKIT_STATE") or Path(base) / "vitkit"))
+    chosen = os.environ.get("VITKIT_STATE")
+    if chosen:
+        return private(Path(chosen))
+    return private(Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "vitkit")
 
 
 def _home() -> Path:
@@ -99,8 +102,12 @@ def available_devices() -> tuple[str, ...]:
     """Return the devices of this machine that PyTorch can use."""
     import torch
 
-    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    return tuple(name for name, is_available in found.items() if is_available)
+    devices = ["cpu"]
+    if torch.cuda.is_available():
+        devices.append("cuda")
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return tuple(devices)
 
 
 def best_precision(device: str = "auto") -> str:
@@ -111,7 +118,9 @@ def best_precision(device: str = "auto") -> str:
     """
     import torch
 
-    kind = (choose_device() if device == "auto" else device).partition(":")[0]
+    if device == "auto":
+        device = choose_device()
+    kind = device.partition(":")[0]  # of `cuda:0`, for example
     if kind == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     return processor_precision() if kind == "cpu" else "float32"

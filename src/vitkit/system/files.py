@@ -50,7 +50,7 @@ def address_of(path: str | PurePath) -> str | None:
     passed as `Path` objects.
     """
     text = path if isinstance(path, str) else path.as_posix()
-    match = _ADDRESS.fullmatch(text) if ":/" in text else None
+    match = _ADDRESS.fullmatch(text)
     return None if match is None else f"{match[1]}://{match[2].rstrip('/')}"
 
 
@@ -126,9 +126,9 @@ def replacing(path: Path) -> Iterator[Path]:
                 time.sleep(0.02)
     except OSError as error:
         is_full = error.filename is None and error.errno in _DISK_FULL
-        if error.filename != str(temporary) and not is_full:  # an error of another file
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        if error.filename == str(temporary) or is_full:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise  # an error of another file
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -167,8 +167,11 @@ def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
 
     The process that created such a file is either still running or was killed.
     """
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (match := _UNFINISHED.fullmatch(path.name)) is not None:
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        match = _UNFINISHED.fullmatch(path.name)
+        if match is not None:
             yield match[1], path
 
 
@@ -331,10 +334,10 @@ def to_json(value: Any, indent: int | None = None) -> str:
     except (TypeError, ValueError):  # a number is not finite, or a mapping is not a dict
         value = _without_nan(value)
         text = _dump(value, indent)
-    is_plain = text.isascii() and "\x7f" not in text
-    if is_plain or not any("\ud800" <= character <= "\udfff" or "\x7f" <= character <= "\x9f" for character in text):
+    if text.isascii() and "\x7f" not in text:
         return text
-    return json.dumps(value, indent=indent, allow_nan=False)
+    must_escape = any("\ud800" <= character <= "\udfff" or "\x7f" <= character <= "\x9f" for character in text)
+    return json.dumps(value, indent=indent, allow_nan=False) if must_escape else text
 
 
 def _dump(value: Any, indent: int | None) -> str:
@@ -373,7 +376,9 @@ def _without_nan(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: _without_nan(item) for key, item in value.items()}
-    return [_without_nan(item) for item in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return value
 
 
 def empty_array(shape: tuple[int, ...], dtype: str = "float32") -> npt.NDArray[Any]:

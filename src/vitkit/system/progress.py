@@ -81,6 +81,13 @@ def display_of_notebook() -> Any:
     return IPython.display
 
 
+def _time_left(seconds_left: float) -> str:
+    if seconds_left < 1:
+        return ""
+    minutes, seconds = divmod(round(seconds_left), 60)
+    return f", {minutes} min {seconds:02d} s left" if minutes else f", {seconds} s left"
+
+
 class NotebookBar(AbstractContextManager["NotebookBar"]):
     """A progress bar below the cell of a notebook, which disappears at the end.
 
@@ -91,8 +98,10 @@ class NotebookBar(AbstractContextManager["NotebookBar"]):
     """
 
     def __init__(self, display: Any) -> None:
-        self._display, self._handle = display, None
-        self._what, self._began_at, self._shown_at = "", 0.0, 0.0
+        self._display = display
+        self._handle: Any = None  # of the shown bar
+        self._what = ""
+        self._began_at = self._shown_at = 0.0  # seconds
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         """Show the progress and the time left."""
@@ -102,12 +111,12 @@ class NotebookBar(AbstractContextManager["NotebookBar"]):
         elif now - self._shown_at < _UPDATE_INTERVAL and done != total:
             return
         self._shown_at = now
-        text = f"{what} {done}/{total}" if total else f"{what} {done}"
-        seconds_left = (now - self._began_at) / done * (total - done) if total and done else 0
-        if seconds_left >= 1:
-            minutes, seconds = divmod(round(seconds_left), 60)
-            text += f", {minutes} min {seconds:02d} s left" if minutes else f", {seconds} s left"
-        attributes = f' value="{done}" max="{total}"' if total else ""
+        text, attributes = f"{what} {done}", ""
+        if total:
+            text += f"/{total}"
+            attributes = f' value="{done}" max="{total}"'
+            if done:
+                text += _time_left((now - self._began_at) / done * (total - done))
         self._show(f"<progress{attributes} aria-label='{escape(what)}'></progress> {escape(text)}")
 
     def _show(self, html: str) -> None:

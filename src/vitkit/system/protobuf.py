@@ -19,12 +19,14 @@ def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
     while position < len(message):
         key, position = _varint(message, position)
         number, kind = key >> 3, key & 7
-        length = _FIXED_LENGTHS.get(kind, 0)
+        length = 0
         if kind == _BYTES:
             length, position = _varint(message, position)
         elif kind == _VARINT:
             _, position = _varint(message, position)
-        elif kind not in _FIXED_LENGTHS:
+        elif kind in _FIXED_LENGTHS:
+            length = _FIXED_LENGTHS[kind]
+        else:
             raise VitkitError("system.protobuf-invalid", "it is not a protocol buffer")
         if length > len(message) - position:
             raise VitkitError("system.protobuf-truncated", "it is cut off")

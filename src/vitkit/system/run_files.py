@@ -89,5 +89,5 @@ def folds_in(folder: Path) -> list[Path]:
 
 def run_of_fold(folder: Path) -> Path | None:
     """Return the folder of the cross-validation that a fold belongs to; None if the folder is not that of a fold."""
-    is_fold = re.fullmatch(r"fold-\d+", folder.name) is not None and (folder.parent / RECIPE).is_file()
-    return folder.parent if is_fold else None
+    has_name_of_fold = re.fullmatch(r"fold-\d+", folder.name) is not None
+    return folder.parent if has_name_of_fold and (folder.parent / RECIPE).is_file() else None
