@@ -314,8 +314,8 @@ def explain_worker_errors(workers: int, advice: str) -> Iterator[None]:
         if not workers:
             raise
         text = str(error)
-        _, is_ours, message = text.rpartition("VitkitError: ")
-        if is_ours and "in DataLoader worker process" in first_line(error):
+        _, prefix, message = text.rpartition("VitkitError: ")
+        if prefix and "in DataLoader worker process" in first_line(error):
             raise VitkitError("data.worker-failed", message.strip()) from error
         if isinstance(error, (VitkitError, RuntimeError)):  # others: the connection broke while PyTorch was reading
             phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")

@@ -546,7 +546,7 @@ def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str
         return 0.0, 1.0, None
     if samples.kind != "unsigned" and samples.low is not None and samples.high is not None:
         black, white = samples.low, samples.high
-        if black < white and black <= low and high <= white:
+        if black < white and black <= low <= high <= white:
             return black, white, None
     unstated = f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
     if samples.kind == "float" or low < 0:

@@ -127,16 +127,20 @@ def compare(
     old_near, old_altered = Pairs([], []), Pairs([], [])
     if before is not None and before.pairs is not None and before.altered is not None:
         old_digests, old_near, old_altered = before.digests, before.pairs, before.altered
+
+    # Number the pictures by the order of their digests.
     table = FactTable.of(facts)
     row_of = {digest: row for row, digest in enumerate(table.column("digest"))}
     digests = tuple(sorted(row_of))
     index_of = {digest: i for i, digest in enumerate(digests)}
     new_index = [index_of.get(digest) for digest in old_digests]  # None for files that are not compared now
+
     already_compared = frozenset(old_digests)
     old = [i for i, digest in enumerate(digests) if digest in already_compared]
     new = [i for i, digest in enumerate(digests) if digest not in already_compared]
     old_pictures = Appearance.of(table.take([row_of[digests[i]] for i in old]))
     new_pictures = Appearance.of(table.take([row_of[digests[i]] for i in new]))
+
     max_pairs = _MAX_PAIRS * len(digests)
     first_half, second_half = _halves(progress)
 

@@ -110,22 +110,25 @@ def check_unreadable_held_out(table: ImageTable, unreadable: Mapping[str, str]) 
 
 def check_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     """Report pictures that occur more than once, with examples if they invalidate results."""
-    conflict = table.task.conflict
-    conflicts = [group for group in copies if group.is_conflict]
-    if same := [group for group in conflicts if group.kind != "altered"]:
-        text = f"{_pictures_are(same)} {conflict}, and one label at most is right"
+    same = [group for group in copies if group.is_conflict and group.kind != "altered"]
+    if same:
+        text = f"{_pictures_are(same)} {table.task.conflict}, and one label at most is right"
         yield Finding("problem", f"{text}: {_examples(table, same, table.labels)}")
-    if altered := [group for group in conflicts if group.kind == "altered"]:
-        text = f"{_pictures_are(altered)} {conflict}, altered or in parts; check whether each label is right"
+    altered = [group for group in copies if group.is_conflict and group.kind == "altered"]
+    if altered:
+        text = f"{_pictures_are(altered)} {table.task.conflict}, altered or in parts; check whether each label is right"
         yield Finding("warning", f"{text}: {_examples(table, altered, table.labels)}")
-    if leaks := [group for group in copies if group.is_leak]:
-        splits = [str(table.splits[i]) for group in leaks for i in group.images]
-        held_out = Counter(split for split in splits if split != "train")
-        counts = " and ".join(plural(held_out[name], f"{name} image", f"{name} images") for name in sorted(held_out))
+    leaks = [group for group in copies if group.is_leak]
+    if leaks:
+        images = Counter(str(table.splits[i]) for group in leaks for i in group.images)
+        held_out = sorted((split, count) for split, count in images.items() if split != "train")
+        counts = " and ".join(plural(count, f"{split} image", f"{split} images") for split, count in held_out)
         text = f"{_pictures_are(leaks)} in more than one split ({counts}), which inflates results"
         yield Finding("problem", f"{text}: {_examples(table, leaks, table.splits)}", is_settled=True)
-    if harmless := [group for group in copies if not group.is_conflict and not group.is_leak]:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(group.kind for group in harmless).most_common())
+    harmless = [group for group in copies if not group.is_conflict and not group.is_leak]
+    if harmless:
+        groups_by_kind = Counter(group.kind for group in harmless)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in groups_by_kind.most_common())
         text = f"{_pictures_are(harmless)} in the data more than once ({kinds})"
         yield Finding("note", text if any(table.splits) else f"{text}; copies are kept in one split")
 
@@ -156,11 +159,13 @@ def check_classes(table: ImageTable, unreadable: Sequence[str] = ()) -> Iterator
     summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
     if summary is not None:
         yield Finding("note", summary)
-    if missing := sorted({*unreadable, *table.empty}):
+    missing = sorted({*unreadable, *table.empty})
+    if missing:
         have, are = ("class folder has", "is") if len(missing) == 1 else ("class folders have", "are")
         yield Finding("warning", f"{len(missing)} {have} no readable image and {are} left out: {_list(missing)}")
     counts = {name: count for name, count in table.counts().items() if name != UNLABELLED}
-    if tiny := [f"{name} ({count})" for name, count in counts.items() if count < TINY_CLASS]:
+    tiny = [f"{name} ({count})" for name, count in counts.items() if count < TINY_CLASS]
+    if tiny:
         classes_have = plural(len(tiny), "class has", "classes have")
         yield Finding("warning", f"{classes_have} fewer than {TINY_CLASS} images: {_list(tiny)}")
     if not counts:
@@ -230,7 +235,8 @@ def check_names(table: ImageTable) -> Iterator[Finding]:
 
 def check_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report properties of files that tell the classes apart, so that a model need not learn anything else."""
-    if shortcuts := find_shortcuts(table, facts):
+    shortcuts = find_shortcuts(table, facts)
+    if shortcuts:
         names = _list([f"{each.name} (right for {100 * each.accuracy:.0f} % of the images)" for each in shortcuts])
         text = f"the label can be guessed from what is not the subject of the pictures: {names}; "
         text += f"the most frequent label is right for {100 * shortcuts[0].baseline:.0f} %"
@@ -245,11 +251,13 @@ def check_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Findin
     if plain:
         pictures_show = plural(len(plain), "picture is of one colour and shows", "pictures are of one colour and show")
         yield Finding("warning", f"{pictures_show} nothing: {_list(plain)}")
-    if modes := Counter(mode for mode in all_modes if mode not in ("RGB", "L")):
+    modes = Counter(mode for mode in all_modes if mode not in ("RGB", "L"))
+    if modes:
         counts = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
         are = plural(sum(modes.values()), "image is", "images are")
         yield Finding("note", f"{are} neither RGB nor grey, and converted (transparency becomes white): {counts}")
-    if animated := sum(are_animated):
+    animated = sum(are_animated)
+    if animated:
         yield Finding("note", f"of {plural(animated, 'file', 'files')} with several frames, the first one is used")
     doubtful = [f"{path} ({doubt})" for path, doubt in zip(table.paths, doubts, strict=True) if doubt]
     if doubtful:
