@@ -15,7 +15,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from vitkit.data.picture_store import PictureStore
 from vitkit.data.preprocess import Preprocess, normalised_values
 from vitkit.data.remote import prefetch_shards
 from vitkit.data.shards import ShardFolder
+from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.errors import ShortageError, VitkitError, first_line
 
@@ -361,37 +362,31 @@ class _TableImages(Images):
     """
 
     def __init__(
-        self,
-        table: ImageTable,
-        preprocess: Preprocess,
-        decoded_side: int,
-        reduce: Callable[[Image.Image], Image.Image],
-        cache: PictureCache | None,
-        *,
-        as_levels: bool,
+        self, table: ImageTable, preprocess: Preprocess, cache: PictureCache | None = None, *, as_levels: bool = False
     ) -> None:
         self.table = table
         self.labels, self.paths = table.labels, table.paths
-        self.preprocess = preprocess
-        self.decoded_side = decoded_side
-        self.cache = cache
-        self.as_levels = as_levels
         storage = table.storage
         if isinstance(storage, ShardFolder) and storage.is_remote:
             self.shards = storage.shards_of(table.paths)
+        self.preprocess = preprocess
+        self.cache = cache
         self._place = table.place
-        self._reduce = reduce
         self._to_pixels = preprocess.levels if as_levels else preprocess.normalise
 
     def __len__(self) -> int:
         return len(self.table.paths)
+
+    @abstractmethod
+    def _decode(self, file: Place) -> Image.Image:
+        """Decode and reduce a picture."""
 
     def _picture(self, index: int) -> Image.Image:
         file = self._place / self.paths[index]
 
         def read() -> Image.Image:
             try:
-                return self._reduce(decode(file, self.decoded_side))
+                return self._decode(file)
             except UnreadableImageError as error:  # it was readable when the run started
                 raise VitkitError(error.code, f"{file}: {error}") from error
             except ShortageError as error:  # PyTorch passes on only errors that it can construct from a message
@@ -403,10 +398,8 @@ class _TableImages(Images):
 class EvaluationImages(_TableImages):
     """The images of a table with their labels, preprocessed without random augmentation."""
 
-    def __init__(
-        self, table: ImageTable, preprocess: Preprocess, cache: PictureCache | None = None, *, as_levels: bool = False
-    ) -> None:
-        super().__init__(table, preprocess, preprocess.short_side, preprocess.resize, cache, as_levels=as_levels)
+    def _decode(self, file: Place) -> Image.Image:
+        return self.preprocess.resize(decode(file, self.preprocess.short_side))
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return torch.from_numpy(self._to_pixels(self._picture(index))), self.table.labels[index]
@@ -428,12 +421,16 @@ class TrainingImages(_TableImages):
         *,
         as_levels: bool = False,
     ) -> None:
-        reduce = partial(preprocess.reduce, short_side=augment.short_side(preprocess))
-        super().__init__(table, preprocess, augment.decoded_side(preprocess), reduce, cache, as_levels=as_levels)
+        super().__init__(table, preprocess, cache, as_levels=as_levels)
         self.augment = augment
         self.seed = seed
+        self.short_side = augment.short_side(preprocess)  # of a reduced picture; None to resize as in evaluation
+        self.decoded_side = augment.decoded_side(preprocess)
         self.transform = augment.build_random(preprocess)
         self.transform_pixels = augment.build_pixels()
+
+    def _decode(self, file: Place) -> Image.Image:
+        return self.preprocess.reduce(decode(file, self.decoded_side), self.short_side)
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[Tensor, int]:
         index = key[1]
@@ -485,14 +482,11 @@ class ImageData(BatchedImages):
         self._values_of_levels = values.to(normalise_on) if as_levels else values
         super().__init__(train, val, table, seed=seed, **options)
         if cache != "none":
-            self._open_caches(cache, augment.short_side(preprocess), pictures)
+            self._open_caches(cache, pictures)
 
-    def _open_caches(self, cache: str, short_side: int | None, pictures: PictureStore | None) -> None:
-        """Open the caches of the training images and, unless `pictures` holds them, of the validation images.
-
-        `short_side` is that of `Augment.short_side`: None if training images are resized as in evaluation.
-        """
-        preprocess = self.preprocess
+    def _open_caches(self, cache: str, pictures: PictureStore | None) -> None:
+        """Open the caches of the training images and, unless `pictures` holds them, of the validation images."""
+        preprocess, short_side = self.preprocess, self.train.short_side
         # The description of how a picture was reduced is a part of its key in the cache.
         val_key = f"evaluation {preprocess.to_dict()}"
         if short_side is None:

@@ -102,12 +102,8 @@ def available_devices() -> tuple[str, ...]:
     """Return the devices of this machine that PyTorch can use."""
     import torch
 
-    devices = ["cpu"]
-    if torch.cuda.is_available():
-        devices.append("cuda")
-    if torch.backends.mps.is_available():
-        devices.append("mps")
-    return tuple(devices)
+    devices = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return tuple(name for name, is_available in devices.items() if is_available)
 
 
 def best_precision(device: str = "auto") -> str:

@@ -459,15 +459,13 @@ def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> l
     for i, root in enumerate(twins):
         if root in members:
             members[root].append(i)
-    return [
-        Copies(
-            tuple(images),
-            max(kinds[root], key=get_args(Kind).index),
-            is_leak=len({table.splits[i] for i in images}) > 1,
-            is_conflict=len({table.name_of(i) for i in images} - {UNLABELLED}) > 1,
-        )
-        for root, images in members.items()
-    ]
+    groups = []
+    for root, images in members.items():
+        kind = max(kinds[root], key=get_args(Kind).index)  # the kinds are in order of decreasing similarity
+        splits = {table.splits[i] for i in images}
+        names = {table.name_of(i) for i in images} - {UNLABELLED}
+        groups.append(Copies(tuple(images), kind, is_leak=len(splits) > 1, is_conflict=len(names) > 1))
+    return groups
 
 
 def _range(values: Sequence[float]) -> dict[str, float]:

@@ -124,7 +124,8 @@ class _Points(NamedTuple):
 def _pyramid(canvas: Grey) -> _Pyramid:
     n, height, width = canvas.shape
     size = sum(2 * n * (height >> octave) * (width >> octave) for octave in range(LEVELS // 2))
-    blurred, differences = np.empty(size, np.uint16), np.empty(size, np.int16)
+    blurred = np.empty(size, np.uint16)
+    differences = np.empty(size, np.int16)
     levels: list[tuple[int, int, int, int]] = []
     extrema: list[Ints] = []
     start = 0
@@ -132,29 +133,33 @@ def _pyramid(canvas: Grey) -> _Pyramid:
     for octave in range(LEVELS // 2):
         _, h, w = images.shape
         span = slice(start, start + 2 * images.size)
-        level, change = blurred[span].reshape(2, n, h, w), differences[span].reshape(2, n, h, w)
+        level = blurred[span].reshape(2, n, h, w)
+        change = differences[span].reshape(2, n, h, w)
         level[0] = _smooth(images)
         level[1] = _smooth(level[0], 2)
         # The differences of unsigned numbers wrap around, and are right when they are read as signed numbers.
         np.subtract(level[0], images, out=change[0].view(np.uint16))
         np.subtract(level[1], level[0], out=change[1].view(np.uint16))
-
-        # The positions in the two levels whose absolute value is the largest within two rows and columns.
-        magnitude = np.abs(change.reshape(-1))
-        largest = magnitude
-        for stride in (1, w):
-            for shift in (stride, 2 * stride, stride):  # the largest of two values, of four, of five
-                largest = np.maximum(largest[:-shift], largest[shift:])
-        middle = 2 * w + 2
-        is_extremum = (largest == magnitude[middle : middle + len(largest)]) & (largest > _MIN_CONTRAST)
-        at = np.flatnonzero(is_extremum) + middle
-        row, column = at // w % h, at % w
-        extrema.append(at[(column >= 2) & (column < w - 2) & (row >= 2) & (row < h - 2)] + start)
-
+        extrema.append(_extrema(change) + start)
         levels += [(start + i * images.size, h, w, 2**octave) for i in range(2)]
         start = span.stop
         images = level[1, :, ::2, ::2]
     return _Pyramid(blurred, differences, np.array(levels), np.concatenate(extrema))
+
+
+def _extrema(change: npt.NDArray[np.int16]) -> Ints:
+    """Return the flat indices of the values whose absolute value is the largest within two rows and columns."""
+    h, w = change.shape[-2:]
+    magnitude = np.abs(change.reshape(-1))
+    largest = magnitude
+    for stride in (1, w):
+        for shift in (stride, 2 * stride, stride):  # the largest of two values, of four, of five
+            largest = np.maximum(largest[:-shift], largest[shift:])
+    middle = 2 * w + 2
+    is_extremum = (largest == magnitude[middle : middle + len(largest)]) & (largest > _MIN_CONTRAST)
+    at = np.flatnonzero(is_extremum) + middle
+    row, column = at // w % h, at % w
+    return at[(column >= 2) & (column < w - 2) & (row >= 2) & (row < h - 2)]
 
 
 def _smooth(images: Fine, distance: int = 1) -> Fine:
@@ -240,8 +245,11 @@ def _describe(points: _Points, pyramid: _Pyramid) -> npt.NDArray[np.uint64]:
     starts, heights, widths, pixels = pyramid.levels[points.level].T[:, :, None]
     size = points.level % len(_SAMPLES)
     around = _SAMPLES[size]  # (points, 8)
-    y, x = (np.round(_FRACTIONS * (at[:, None] - 0.5) / pixels).astype(np.int64) for at in (points.y, points.x))
-    (row, down), (column, right) = np.divmod(y, _FRACTIONS), np.divmod(x, _FRACTIONS)
+    # Positions in 16ths of a pixel of the level.
+    y = np.round(_FRACTIONS * (points.y[:, None] - 0.5) / pixels).astype(np.int64)
+    x = np.round(_FRACTIONS * (points.x[:, None] - 0.5) / pixels).astype(np.int64)
+    row, down = np.divmod(y, _FRACTIONS)
+    column, right = np.divmod(x, _FRACTIONS)
     patches = np.zeros((len(size), 8, 8))
     for row_step, row_weight in ((0, _FRACTIONS - down), (1, down)):  # interpolate between four pixels
         rows = starts + ((row + row_step + around).clip(0, heights - 1) + points.picture[:, None] * heights) * widths
