@@ -72,13 +72,13 @@ def picture_of(path: str | Place, short_side: int | None = None, content: bytes 
     `content` is the bytes of the file, if they have been read already; the other arguments are those of `decode`.
     """
     size = 0
-    with ExitStack() as held:
+    with ExitStack() as locks:
 
         def reserve(needed: int) -> None:
             nonlocal size
             size = needed
             if DECODE_BUDGET.is_large(needed):
-                held.enter_context(DECODE_BUDGET.one_large)
+                locks.enter_context(DECODE_BUDGET.one_large)
 
         try:
             if content is None:
@@ -170,7 +170,8 @@ def decoder_versions() -> str:
     from importlib.metadata import version
 
     Image.init()
-    formats, libraries = sorted({*Image.OPEN, "HEIF"}), sorted(features.get_supported())
+    formats = sorted({*Image.OPEN, "HEIF"})
+    libraries = sorted(features.get_supported())
     text = ",".join([str(_VERSION), *formats, *libraries, version("pillow-heif")])
     return f"pillow-{PIL.__version__}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

@@ -143,8 +143,10 @@ class FactTable(Sequence[Facts]):
             return self.take(np.arange(len(self))[index])
         row = self._rows[index]
         width, height = self._sizes[row].tolist()
-        stored = {name: values[row, : self._lengths[name][row]].tobytes() for name, values in self._bytes.items()}
-        return Facts(width=width, height=height, **stored, **dict(zip(_NAMED, self._named[row], strict=True)))
+        fields: dict[str, Any] = dict(zip(_NAMED, self._named[row], strict=True))
+        for name, stored in self._bytes.items():
+            fields[name] = stored[row, : self._lengths[name][row]].tobytes()
+        return Facts(width=width, height=height, **fields)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FactTable) and list(self) == list(other)

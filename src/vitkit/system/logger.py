@@ -38,7 +38,8 @@ log.addHandler(_Print())
 @contextmanager
 def muted() -> Iterator[None]:
     """Log nothing in a `with` block."""
-    before, log.disabled = log.disabled, True
+    before = log.disabled
+    log.disabled = True
     try:
         yield
     finally:
