@@ -314,19 +314,24 @@ def explain_worker_errors(workers: int, advice: str) -> Iterator[None]:
     except (VitkitError, RuntimeError, ConnectionError, EOFError) as error:
         if not workers:
             raise
-        text = str(error)
-        _, prefix, message = text.rpartition("VitkitError: ")
+        _, prefix, message = str(error).rpartition("VitkitError: ")
         if prefix and "in DataLoader worker process" in first_line(error):
             raise VitkitError("data.worker-failed", message.strip()) from error
-        if isinstance(error, (VitkitError, RuntimeError)):  # others: the connection broke while PyTorch was reading
-            phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
-            if "DataLoader worker" not in text or not any(phrase in text for phrase in phrases):
-                raise
+        if not _is_worker_lost(error):
+            raise
         if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or PyTorch's handler may interrupt the following lines
         reason = f"memory, or /dev/shm, is too small for --workers {workers}"
         message = f"a process that prepares images ended: {reason}; {advice}"
         raise VitkitError("data.worker-lost", message) from error
+
+
+def _is_worker_lost(error: Exception) -> bool:
+    """Return whether PyTorch raised an error because a worker process was killed."""
+    if isinstance(error, (ConnectionError, EOFError)):  # the connection broke while PyTorch was reading
+        return True
+    phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
+    return "DataLoader worker" in str(error) and any(phrase in str(error) for phrase in phrases)
 
 
 def check_main_guard() -> None:
