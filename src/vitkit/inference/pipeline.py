@@ -38,7 +38,9 @@ BATCH_ALONE = 32  # default batch size of other backends
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def threads() -> int:
@@ -50,10 +52,11 @@ def threads() -> int:
     torch_threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if torch_threads is not None:
         return int(torch_threads())
-    if count := getattr(_SETTING, "threads", None):
-        return int(count)
+    if hasattr(_SETTING, "threads"):
+        return int(_SETTING.threads)
     variable = os.environ.get("OMP_NUM_THREADS", "")
-    return int(variable) if variable.isdecimal() and int(variable) else cores()
+    count = int(variable) if variable.isdecimal() else 0
+    return count or cores()
 
 
 def set_threads(count: int) -> None:
@@ -117,18 +120,18 @@ def compute_batch(
     The image of an unreadable source is a string, the error message. Unreadable images are replaced by copies of the
     first readable one, so that the batch size, on which the rounding of results may depend, stays the same.
     """
-    readable = [image for image in images if not isinstance(image, str)]
-    rows: Iterator[npt.NDArray[np.float32]] = iter(())
-    if readable:
-        filled: list[Any] = readable + readable[:1] * (len(sources) - len(readable))
-        batch: Any
-        if isinstance(filled[0], np.ndarray):
-            batch = np.stack(filled)
-        else:
-            import torch
+    readable: list[Any] = [image for image in images if not isinstance(image, str)]
+    if not readable:
+        return [(source, str(message)) for source, message in zip(sources, images, strict=True)]
+    filled = readable + [readable[0]] * (len(images) - len(readable))
+    batch: Any
+    if isinstance(readable[0], np.ndarray):
+        batch = np.stack(filled)
+    else:
+        import torch
 
-            batch = torch.stack(filled)
-        rows = iter(np.asarray(compute(batch)))
+        batch = torch.stack(filled)
+    rows = iter(np.asarray(compute(batch)))
     results = list[tuple[T, Row]]()
     for source, image in zip(sources, images, strict=True):
         if isinstance(image, str):
@@ -146,9 +149,13 @@ def thread_pool(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, 
     All threads compute at once, on one core each, if `is_concurrent`. Otherwise one thread computes at a time, on all
     cores, while the others read.
     """
-    count = cores() if is_concurrent else cores() + 1  # one thread computes while the others read
-    earlier_threads, is_ended = threads(), Event()
-    pool = ThreadPoolExecutor(count, initializer=partial(set_threads, 1 if is_concurrent else earlier_threads))
+    earlier_threads = threads()
+    if is_concurrent:
+        count, threads_each = cores(), 1
+    else:
+        count, threads_each = cores() + 1, earlier_threads  # one thread computes while the others read
+    is_ended = Event()
+    pool = ThreadPoolExecutor(count, initializer=partial(set_threads, threads_each))
     try:
         yield pool, count, is_ended
     finally:

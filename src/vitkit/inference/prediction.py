@@ -44,7 +44,8 @@ class Ranking(Sequence[ClassProbability]):
     """
 
     def __init__(self, classes: Sequence[str], probabilities: npt.NDArray[np.float32]) -> None:
-        self.classes, self.probabilities = classes, probabilities
+        self.classes = classes
+        self.probabilities = probabilities
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -78,8 +79,10 @@ class Ranking(Sequence[ClassProbability]):
         if count == 1:
             order = np.array([p.argmax()])
         else:
-            lowest = np.partition(p, K - count)[K - count] if 0 < count < K else -np.inf
-            candidates = np.flatnonzero(p >= lowest)  # more than `count` if there are ties
+            candidates = np.arange(K)
+            if 0 < count < K:
+                lowest = np.partition(p, K - count)[K - count]  # the `count`-th highest probability
+                candidates = np.flatnonzero(p >= lowest)  # more than `count` if there are ties
             order = candidates[np.argsort(-p[candidates], kind="stable")][:count]
         return tuple((self.classes[i], float(p[i])) for i in order)
 
@@ -139,12 +142,14 @@ def rank(
     For a multi-label model, `thresholds` has the threshold of each class, (K,), and `familiar` is ignored.
     """
     if thresholds is None:
-        return Prediction(path, *ranking[0], ranking, familiar=familiar)
+        label, confidence = ranking[0]
+        return Prediction(path, label, confidence, ranking, familiar=familiar)
     p = ranking.probabilities
     chosen = np.flatnonzero(p >= thresholds)
+    if not len(chosen):
+        return Prediction(path, "", float(1 - p.max()), ranking)
     label = JOINT.join(ranking.classes[i] for i in chosen.tolist())
-    confidence = p[chosen].min() if len(chosen) else 1 - p.max()
-    return Prediction(path, label, float(confidence), ranking)
+    return Prediction(path, label, float(p[chosen].min()), ranking)
 
 
 ENCODING = ("utf-8", "surrogateescape")  # file names may contain bytes that are not UTF-8
@@ -186,6 +191,9 @@ class Row(NamedTuple):
 
     def cells(self) -> dict[str, str | float | None]:
         """Return the row of the prediction in a table, by column name; None is an empty cell."""
+        rejected = None
+        if self.is_rejected:
+            rejected = self.name or JOINT  # an empty cell would mean that the label is not rejected
         cells: dict[str, str | float | None] = {
             "path": self.path,
             "label": self.label,
@@ -193,10 +201,11 @@ class Row(NamedTuple):
             "error": self.error,
             "familiar": self.familiar,
             "set": None if self.set is None else JOINT.join(self.set),
-            "rejected": self.name or JOINT if self.is_rejected else None,
+            "rejected": rejected,
         }
         for rank, (label, confidence) in enumerate(self.top, 1):
-            cells |= {f"label_{rank}": label, f"confidence_{rank}": confidence}
+            cells[f"label_{rank}"] = label
+            cells[f"confidence_{rank}"] = confidence
         return cells
 
     def to_dict(self, *, may_reject: bool) -> dict[str, Any]:
@@ -217,17 +226,18 @@ class Row(NamedTuple):
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Row:
         """Create a row from the object that `to_dict` returns."""
-        rejected, names = row.get("rejected"), row.get("set")
+        rejected = row.get("rejected")
+        is_rejected = rejected is not None
         return cls(
-            row["path"],
-            row["label"] if rejected is None else rejected,
-            row["confidence"],
-            rejected is not None,
-            row.get("error"),
-            tuple((entry["label"], entry["confidence"]) for entry in row.get("top", ())),
-            None if names is None else tuple(names),
-            row.get("familiar"),
-            rejected is not None and row["label"] == UNKNOWN,
+            path=row["path"],
+            name=rejected if is_rejected else row["label"],
+            confidence=row["confidence"],
+            is_rejected=is_rejected,
+            error=row.get("error"),
+            top=tuple((entry["label"], entry["confidence"]) for entry in row.get("top", ())),
+            set=tuple(row["set"]) if "set" in row else None,
+            familiar=row.get("familiar"),
+            is_unknown=is_rejected and row["label"] == UNKNOWN,
         )
 
 
@@ -267,28 +277,32 @@ class Columns:
 
     def row(self, prediction: Prediction) -> Row:
         """Return the row of a prediction."""
-        confidence, sure, sets = prediction.confidence, self.rules.sure, self.rules.sets
-        is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
-        if sure is not None and confidence is not None:
-            is_rejected |= not sure.answers(_ranking_of(prediction).probabilities[None])[0]
+        if prediction.error is not None:
+            return Row(prediction.path, error=prediction.error)
         prediction_set = None
-        if sets is not None and prediction.error is None:
+        if self.rules.sets is not None:
             ranking = _ranking_of(prediction)
-            members = np.flatnonzero(sets.contains(ranking.probabilities[None])[0])
+            members = np.flatnonzero(self.rules.sets.contains(ranking.probabilities[None])[0])
             order = np.argsort(-ranking.probabilities[members], kind="stable")
             prediction_set = tuple(ranking.classes[i] for i in members[order])
         is_unknown = self._is_unknown(prediction.familiar)
         return Row(
-            prediction.path,
-            prediction.label,
-            confidence,
-            is_rejected or is_unknown,
-            prediction.error,
-            tuple(prediction.ranking[: self.top]) if self.top > 1 else (),
-            prediction_set,
-            prediction.familiar,
-            is_unknown,
+            path=prediction.path,
+            name=prediction.label,
+            confidence=prediction.confidence,
+            is_rejected=is_unknown or self._is_unsure(prediction),
+            top=tuple(prediction.ranking[: self.top]) if self.top > 1 else (),
+            set=prediction_set,
+            familiar=prediction.familiar,
+            is_unknown=is_unknown,
         )
+
+    def _is_unsure(self, prediction: Prediction) -> bool:
+        assert prediction.confidence is not None
+        if self.reject is not None and prediction.confidence < self.reject:
+            return True
+        sure = self.rules.sure
+        return sure is not None and not sure.answers(_ranking_of(prediction).probabilities[None])[0]
 
     def _is_unknown(self, familiar: float | None) -> bool:
         level = self.rules.unknown
@@ -330,11 +344,16 @@ class Csv:
     @property
     def names(self) -> list[str]:
         """The names of the columns."""
-        familiar = ["familiar"] if self.columns.has_familiar else []
-        rejected = ["rejected"] if self.columns.may_reject else []
-        sets = ["set"] if self.columns.rules.sets is not None else []
-        further = [f"{name}_{rank}" for rank in self.columns.ranks for name in ("label", "confidence")]
-        return ["path", "label", "confidence", "error", *familiar, *rejected, *sets, *further]
+        names = ["path", "label", "confidence", "error"]
+        if self.columns.has_familiar:
+            names.append("familiar")
+        if self.columns.may_reject:
+            names.append("rejected")
+        if self.columns.rules.sets is not None:
+            names.append("set")
+        for rank in self.columns.ranks:
+            names += [f"label_{rank}", f"confidence_{rank}"]
+        return names
 
     @property
     def header(self) -> str:
@@ -349,12 +368,7 @@ class Csv:
     def encode(self, prediction: Prediction) -> str:
         """Return the CSV record of a prediction, with its line end."""
         cells = self.columns.row(prediction).cells()
-        texts = {
-            name: harmless(cell) if isinstance(cell, str) else f"{cell:.6f}"
-            for name, cell in cells.items()
-            if cell is not None
-        }
-        return _csv_record([texts.get(name) for name in self.names])
+        return _csv_record([_text_of(cells.get(name)) for name in self.names])
 
     def decode(self, record: str) -> Row:
         """Parse a complete record; raise ValueError, TypeError or csv.Error if it does not have these columns."""
@@ -362,20 +376,27 @@ class Csv:
         cells = dict(zip(self.names, map(restored, values), strict=True))
         if not cells["confidence"]:
             return Row(cells["path"], error=cells["error"])
+        confidence = float(cells["confidence"])
         rejected = cells.get("rejected")
-        name = "" if rejected == JOINT and self.columns.multi else rejected or cells["label"]
+        name = rejected or cells["label"]
+        if rejected == JOINT and self.columns.multi:
+            name = ""
         top = list[ClassProbability]()
         if self.columns.top > 1:
-            top = [] if 1 in self.columns.ranks else [(name, float(cells["confidence"]))]
-            further = [(cells[f"label_{rank}"], cells[f"confidence_{rank}"]) for rank in self.columns.ranks]
-            top += [(label, float(confidence)) for label, confidence in further if confidence]
-        names, familiar = cells.get("set"), cells.get("familiar")
-        prediction_set = None if names is None else tuple(filter(None, names.split(JOINT)))
+            if 1 not in self.columns.ranks:  # the label is the most probable class
+                top.append((name, confidence))
+            for rank in self.columns.ranks:
+                if cells[f"confidence_{rank}"]:  # empty if there are fewer classes
+                    top.append((cells[f"label_{rank}"], float(cells[f"confidence_{rank}"])))
+        prediction_set = None
+        if "set" in cells:
+            prediction_set = tuple(member for member in cells["set"].split(JOINT) if member)
+        familiar = cells.get("familiar")
         return Row(
-            cells["path"],
-            name,
-            float(cells["confidence"]),
-            bool(rejected),
+            path=cells["path"],
+            name=name,
+            confidence=confidence,
+            is_rejected=bool(rejected),
             top=tuple(top),
             set=prediction_set,
             familiar=float(familiar) if familiar else None,
@@ -384,11 +405,13 @@ class Csv:
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
         """Yield the complete records up to the end of the file; skip an incomplete last record."""
-        record, is_quoted = bytearray(), False
+        record = bytearray()
+        is_quoted = False  # whether the end of the line is between quotes, as part of a file name
         for line in stream:
             record += line
-            is_quoted ^= line.count(b'"') % 2 == 1
-            if line.endswith(b"\n") and not is_quoted:  # a line end between quotes is part of a file name
+            if line.count(b'"') % 2 == 1:
+                is_quoted = not is_quoted
+            if line.endswith(b"\n") and not is_quoted:
                 yield bytes(record)
                 record.clear()
 
@@ -412,15 +435,19 @@ class JsonLines:
         row = from_json(record)
         if not isinstance(row, dict):
             raise ValueError("not an object")
-        is_readable = row.get("confidence") is not None
-        optional = {
-            "rejected": self.columns.may_reject,
-            "error": not is_readable,
-            "familiar": is_readable and self.columns.has_familiar,
-            "top": is_readable and self.columns.top > 1,
-            "set": is_readable and self.columns.rules.sets is not None,
-        }
-        if set(row) != {"path", "label", "confidence", *(name for name, is_there in optional.items() if is_there)}:
+        keys = {"path", "label", "confidence"}
+        if self.columns.may_reject:
+            keys.add("rejected")
+        if row.get("confidence") is None:
+            keys.add("error")
+        else:
+            if self.columns.has_familiar:
+                keys.add("familiar")
+            if self.columns.top > 1:
+                keys.add("top")
+            if self.columns.rules.sets is not None:
+                keys.add("set")
+        if set(row) != keys:
             raise ValueError("other keys")
         if "top" in row and len(row["top"]) != self.columns.top:
             raise ValueError("another number of classes")
@@ -433,6 +460,12 @@ class JsonLines:
 RowFormat = Csv | JsonLines
 FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines}
 _MAX_SHOWN = 100  # maximum number of characters of the first line in an error message
+
+
+def _text_of(cell: str | float | None) -> str | None:
+    if cell is None:
+        return None
+    return harmless(cell) if isinstance(cell, str) else f"{cell:.6f}"
 
 
 def _csv_record(cells: Sequence[str | None]) -> str:
@@ -496,10 +529,13 @@ def written_rows(out: Path, form: RowFormat, paths: Sequence[str]) -> WrittenRow
     Raises:
         VitkitError: the file has rows that this run would not write.
     """
-    file = next((file for file in (partial_of(out), out) if file.exists()), None)
-    if file is None:
+    partial = partial_of(out)
+    file = partial if partial.exists() else out
+    if not file.exists():
         return WrittenRows(paths)
-    size, is_in_order, tally = 0, True, Tally()
+    tally = Tally()
+    size = 0
+    is_in_order = True
     has_row = dict.fromkeys(paths, False)
     expected = iter(paths)
     for span, row in read_rows(file, form):
@@ -514,11 +550,12 @@ def written_rows(out: Path, form: RowFormat, paths: Sequence[str]) -> WrittenRow
         is_in_order = is_in_order and row.path == next(expected, None)
         if not has_row[row.path]:  # if two processes ran at once, there may be two rows for a path
             tally.add(row)
-        has_row[row.path], size = True, span.stop
-    missing = [path for path, is_written in has_row.items() if not is_written]
+        has_row[row.path] = True
+        size = span.stop
+    missing = [path for path in paths if not has_row[path]]
     computation = None
-    if file != out and (record := _computation_of(file)).exists():
-        computation = read_json(record)
+    if file == partial and _computation_of(partial).exists():
+        computation = read_json(_computation_of(partial))
     return WrittenRows(missing, file, size, is_in_order, tally, computation)
 
 

@@ -219,8 +219,8 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
     """
     if not 0 < accuracy < 1:
         raise VitkitError("inference.share-outside", f"--accuracy {accuracy} must be above 0 and below 1")
-    n = len(held_out)
-    if n < (needed := answers_needed(accuracy, risk)):
+    n, needed = len(held_out), answers_needed(accuracy, risk)
+    if n < needed:
         raise VitkitError(
             "inference.images-too-few",
             f"--accuracy {accuracy} requires at least {needed} {held_out.kind}, even if all are right, and the run "
@@ -230,8 +230,9 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
     wrong = np.sort(held_out.doubt[held_out.predicted != held_out.label])
     best: SureThreshold | None = None
     for m in _tested_counts(n, accuracy, risk):
-        answered = int(np.searchsorted(doubts, doubts[m - 1], side="right"))  # more than m if confidences are equal
-        errors = int(np.searchsorted(wrong, doubts[m - 1], side="right"))
+        highest = doubts[m - 1]  # of the m most confident images
+        answered = int(np.searchsorted(doubts, highest, side="right"))  # more than m if confidences are equal
+        errors = int(np.searchsorted(wrong, highest, side="right"))
         if binomial_tail(errors, answered, 1 - accuracy) > risk:
             break
         limit = float(doubts[answered]) if answered < n else _ALL_ANSWERED
@@ -265,12 +266,12 @@ def _tested_counts(images: int, accuracy: float, risk: float) -> tuple[int, ...]
     For each of 0, 1, 2, ... errors, m is the smallest number of images that shows the accuracy in spite of these
     errors. The last m is `images`, the number of all images.
     """
-    tested, m, errors = list[int](), answers_needed(accuracy, risk), 0
-    while m < images:
+    tested = list[int]()
+    errors = 0
+    for m in range(answers_needed(accuracy, risk), images):
         if binomial_tail(errors, m, 1 - accuracy) <= risk:
             tested.append(m)
             errors += 1
-        m += 1
     return (*tested, images)
 
 
@@ -279,7 +280,6 @@ def _tested_counts(images: int, accuracy: float, risk: float) -> tuple[int, ...]
 _VERSION = 2  # version 1 also had the columns above and rank, for other kinds of sets
 _STORED = "the predictions of held-out images (trust.safetensors)"
 _KEY = "trust"  # the only key of the file's metadata
-_INTS, _FLOATS = ("label", "predicted"), ("rest", "doubt")
 UNKNOWN = "?"  # the label of an image that is called unknown
 NOT_FITTED = "one with one class per image that `vitkit train` fitted to validation images, or an export of it"
 MAX_IMAGES = 20_000  # held-out images that are stored; more hardly change a quantile
@@ -326,16 +326,23 @@ class Trust:
         """Return the record as the content of a .safetensors file."""
         from safetensors.numpy import save
 
-        tensors: dict[str, npt.NDArray[Any]] = {name: getattr(self.held_out, name) for name in _FLOATS}
-        tensors |= {name: getattr(self.held_out, name).astype(np.int32) for name in _INTS}
-        tensors = {f"held_out.{name}": array for name, array in tensors.items()}
-        about: dict[str, Any] = {"format_version": _VERSION, "chosen": list(self.held_out.chosen)}
-        about |= {"folds": self.held_out.folds} if self.held_out.folds else {}
+        held_out = self.held_out
+        tensors: dict[str, npt.NDArray[Any]] = {
+            "held_out.label": held_out.label.astype(np.int32),
+            "held_out.predicted": held_out.predicted.astype(np.int32),
+            "held_out.rest": held_out.rest,
+            "held_out.doubt": held_out.doubt,
+        }
+        about: dict[str, Any] = {"format_version": _VERSION, "chosen": list(held_out.chosen)}
+        if held_out.folds:
+            about["folds"] = held_out.folds
         if self.unknown is not None:
             arrays, about["unknown"] = to_arrays(self.unknown)
-            tensors |= {f"unknown.{name}": array for name, array in arrays.items()}
+            for name, array in arrays.items():
+                tensors[f"unknown.{name}"] = array
         if self.tests is not None:
-            tensors |= {"tests.predicted": self.tests.predicted.astype(np.int32), "tests.doubt": self.tests.doubt}
+            tensors["tests.predicted"] = self.tests.predicted.astype(np.int32)
+            tensors["tests.doubt"] = self.tests.doubt
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         return save(tensors, {_KEY: json.dumps(about)})  # one key, because safetensors writes several in random order
 
@@ -354,17 +361,22 @@ class Trust:
             reason = f"{_STORED} were written by a newer version of vitkit: upgrade vitkit"
             raise VitkitError("inference.record-newer", reason)
         tensors = load(data)
-        stored: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.int64) for name in _INTS}
-        stored |= {name: tensors[f"held_out.{name}"] for name in _FLOATS}
-        held_out = HeldOut(**stored, chosen=tuple(about["chosen"]), folds=about.get("folds", 0))
-        tests: RecordedTests | None = None
+        held_out = HeldOut(
+            label=tensors["held_out.label"].astype(np.int64),
+            predicted=tensors["held_out.predicted"].astype(np.int64),
+            rest=tensors["held_out.rest"],
+            doubt=tensors["held_out.doubt"],
+            chosen=tuple(about["chosen"]),
+            folds=about.get("folds", 0),
+        )
+        unknown = None
+        if about.get("unknown", {}).get("method") == METHOD:
+            arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
+            unknown = from_arrays(arrays, about["unknown"])
+        tests = None
         if "tests.predicted" in tensors:
-            predicted = tensors["tests.predicted"].astype(np.int64)
-            tests = RecordedTests(predicted, tensors["tests.doubt"])
-        if about.get("unknown", {}).get("method") != METHOD:
-            return cls(held_out, None, tests)
-        arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
-        return cls(held_out, from_arrays(arrays, about["unknown"]), tests)
+            tests = RecordedTests(tensors["tests.predicted"].astype(np.int64), tensors["tests.doubt"])
+        return cls(held_out, unknown, tests)
 
 
 @lru_cache(maxsize=8)
@@ -443,6 +455,11 @@ def rules_for(
             f"--{flag} requires a model that knows how it predicted held-out images: use one that `vitkit train` "
             "calibrated on validation images with one class each, or an export of it",
         )
-    sets = None if coverage is None else class_sets(trust.held_out, coverage)
-    sure = None if accuracy is None else sure_threshold(trust.held_out, accuracy)
-    return PredictionRules(sets, sure, unknown, trust.held_out.chosen, trust.held_out.folds)
+    held_out = trust.held_out
+    return PredictionRules(
+        sets=None if coverage is None else class_sets(held_out, coverage),
+        sure=None if accuracy is None else sure_threshold(held_out, accuracy),
+        unknown=unknown,
+        chosen=held_out.chosen,
+        folds=held_out.folds,
+    )

@@ -48,11 +48,14 @@ class Neighbours:
     def fit(cls, features: Floats, seed: int = 0) -> Neighbours:
         """Store the features (n, D) of training images; if there are more than 1,000, a random sample of them."""
         rows = np.sort(np.random.default_rng(seed).permutation(len(features))[:MAX_IMAGES])
-        return cls(_unit(features[rows]).astype(np.float16), max(1, min(_NEIGHBOURS, len(rows) // 10)))
+        k = max(1, min(_NEIGHBOURS, len(rows) // 10))
+        return cls(_unit(features[rows]).astype(np.float16), k)
 
     def distances(self, features: Floats) -> npt.NDArray[np.float64]:
         """Return the scores (n,) of images with these features (n, D)."""
-        k, scores, points = self.nearest - 1, np.empty(len(features)), self.points.astype(np.float64)
+        points = self.points.astype(np.float64)
+        scores = np.empty(len(features))
+        k = self.nearest - 1  # counted from 0
         for start in range(0, len(features), _CHUNK):
             x = _unit(features[start : start + _CHUNK])
             squares = (x**2).sum(axis=1)[:, None] + (points**2).sum(axis=1) - 2 * x @ points.T  # (rows, m)
@@ -110,7 +113,8 @@ class Unknown:
         neighbours = Neighbours.fit(train, seed)
         if isinstance(held_out, np.ndarray):
             return cls(neighbours, neighbours.distances(held_out))
-        return cls(neighbours, np.concatenate([Neighbours.fit(rest, seed).distances(fold) for rest, fold in held_out]))
+        by_fold = [Neighbours.fit(rest, seed).distances(fold) for rest, fold in held_out]
+        return cls(neighbours, np.concatenate(by_fold))
 
     @property
     def accepted(self) -> float:
@@ -146,8 +150,8 @@ def check_level(unknown: Unknown, level: float) -> None:
     """
     if not 0 < level < 1:
         raise VitkitError("inference.share-outside", f"--unknown {level} must be above 0 and below 1")
-    images = len(unknown.known)
-    if images < (needed := images_needed(level)):
+    images, needed = len(unknown.known), images_needed(level)
+    if images < needed:
         lowest = math.ceil(1e4 / (images + 1)) / 1e4  # the lowest possible p-value, rounded up
         raise VitkitError(
             "inference.images-too-few",

@@ -10,7 +10,7 @@ from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS
 from vitkit.system.environment import best_precision, check_precision, choose_device
 
 if TYPE_CHECKING:
-    from vitkit.inference.backends.registry import Runner
+    from vitkit.inference.backends.registry import Backend, Runner
     from vitkit.model.build import Model
 
 __all__ = ["best_precision", "open_runner"]
@@ -57,24 +57,35 @@ def open_runner(
     if plan != "auto" and backend not in ("auto", "eager"):
         raise VitkitError("inference.plan-unsupported", f"plan {plan!r} requires backend eager, not {backend}")
     requested = BACKENDS.get(backend)  # None for `auto`
-    model_device = next(model.parameters()).device
-    is_automatic = device == "auto"
-    device = str(model_device) if is_automatic and model_device.type != "cpu" else choose_device(device)
-    if requested is not None and is_automatic and device.partition(":")[0] not in requested.devices:
-        device = "cpu"
+    device = _automatic_device(model, requested) if device == "auto" else choose_device(device)
     if precision == "auto":
-        precision = (None if requested is None else requested.precision) or best_precision(device)
+        precision = best_precision(device)
+        if requested is not None and requested.precision is not None:
+            precision = requested.precision
     check_precision(precision, device)
     if requested is not None and backend != "eager":
         return requested.open(model, precision, device)
-    if requested is None and plan == "auto":
-        for row in BACKENDS.values():
-            is_worthwhile = images is None or images >= row.auto_from
-            if is_worthwhile and row.auto_on == device.partition(":")[0]:  # it is faster than eager there
+    if backend == "auto" and plan == "auto":
+        for candidate in BACKENDS.values():
+            is_faster = candidate.auto_on == _kind_of(device)  # than eager
+            is_worthwhile = images is None or images >= candidate.auto_from
+            if is_faster and is_worthwhile:
                 with suppress(VitkitError, ImportError, RuntimeError):  # not installed, or cannot run this model
-                    return row.open(model, precision, device)
+                    return candidate.open(model, precision, device)
     from vitkit.inference.backends.torch import eager
 
     # In float32, plans are measured only for a number of images that is known to be large (see `plan`).
     may_measure = precision == "bfloat16" if images is None else images >= MANY
     return eager(model, precision, device, plan, may_measure=may_measure)
+
+
+def _automatic_device(model: Model, requested: Backend | None) -> str:
+    model_device = next(model.parameters()).device
+    device = choose_device() if model_device.type == "cpu" else str(model_device)
+    if requested is not None and _kind_of(device) not in requested.devices:
+        return "cpu"
+    return device
+
+
+def _kind_of(device: str) -> str:
+    return device.partition(":")[0]  # "cuda" for "cuda:1"

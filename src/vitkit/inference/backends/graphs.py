@@ -79,8 +79,9 @@ class _FromPixels(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         images = ((pixels.float() / 255 - self.mean) / self.std).permute(0, 3, 1, 2)  # (B, C, height, width)
-        computed = self.module(images)
-        outputs = (computed,) if isinstance(computed, Tensor) else computed
+        outputs = self.module(images)  # the logits, or a tuple of logits and features
+        if isinstance(outputs, Tensor):
+            outputs = (outputs,)
         logits = outputs[0] / self.pixels.temperature
         probabilities = logits.sigmoid() if self.pixels.is_multi_label else logits.softmax(dim=-1)
         return *outputs, probabilities
@@ -104,16 +105,20 @@ def _compute_constants(model: VisionTransformer) -> None:
         relatives.append(relative)
         attention: Any = getattr(block.attn, "mix", block.attn)  # with convolutions, attention is not optimised
         attention.fused = False
-        if (windows := getattr(attention, "windows", None)) is not None:
+        windows = getattr(attention, "windows", None)
+        if windows is not None:
             window_bias = windows.window_bias(bias, torch.zeros(1))
-            window_bias = None if window_bias is None else window_bias.contiguous()
+            if window_bias is not None:
+                window_bias = window_bias.contiguous()
             scale = getattr(attention, "scale", 1.0)  # in optimised attention, the weights contain the scale
             attention.windows = _FixedWindows(windows.grid, windows.size, windows.prefix, scale, window_bias)
-    is_at_input = model.config.position_at == "input"
     # Methods that return constants, so that the graph does not contain the computation of the positions.
     model.positions = lambda layer=0: positions[layer]  # type: ignore[method-assign]
-    by_layer = [(None if is_at_input else x, relative) for x, relative in zip(positions, relatives, strict=True)]
-    model.positions_of = lambda layer: by_layer[layer]  # type: ignore[method-assign]
+    is_at_input = model.config.position_at == "input"
+    model.positions_of = lambda layer: (  # type: ignore[method-assign]
+        None if is_at_input else positions[layer],
+        relatives[layer],
+    )
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,9 @@ class _FixedWindows(Windows):
 def _attend_within(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """Compute eqs. 6-7 within windows, (B, W, H, S, D_h), or of prefix tokens, (B, H, n, D_h)."""
     logits = q @ k.transpose(-2, -1)
-    weights = (logits if bias is None else logits + bias).softmax(dim=-1)
+    if bias is not None:
+        logits = logits + bias
+    weights = logits.softmax(dim=-1)
     if q.ndim == 4:
         return weights @ v
     # OpenVINO mistakes `weights @ v` for attention in four dimensions, and computes another result.
@@ -159,7 +166,8 @@ class _RelativeByShifting:
     """`RelativePosition` without an operation that takes indices, which a runtime would have to check."""
 
     def __init__(self, relative: RelativePosition) -> None:
-        self.tokens, self.table = relative.tokens, relative.table.flip(0).t().contiguous()  # (D_h, 2N - 1)
+        self.tokens = relative.tokens
+        self.table = relative.table.flip(0).t().contiguous()  # (D_h, 2N - 1)
 
     def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `RelativePosition` does: q (B, H, n, D_h), k, and the values to add to the logits (B, H, n, N).
@@ -173,7 +181,8 @@ class _RelativeByShifting:
         if N == 1:
             return q, k, by_offset
         joined = F.pad(by_offset.flatten(2), (0, N - 1))[..., N - 1 :]
-        return q, k, torch.unflatten(joined[..., : n * (2 * N - 2)], -1, (n, 2 * N - 2))[..., :N]
+        cut = torch.unflatten(joined[..., : n * (2 * N - 2)], -1, (n, 2 * N - 2))
+        return q, k, cut[..., :N]
 
 
 def to_onnx(
@@ -226,22 +235,38 @@ def to_onnx(
         )
         assert program is not None
         converted = program.model_proto  # a new copy each time it is read
-        for number, node in enumerate(converted.graph.node):
-            metadata = {entry.key: entry.value for entry in node.metadata_props}
-            # A list as text: the names of the modules, outermost first, and the name of the operation.
-            *modules, _operation = ast.literal_eval(metadata.get("pkg.torch.onnx.name_scopes", "['']"))
-            node.name = f"{modules[-1] if modules else ''}/{node.op_type}_{number}"
-        converted = converted if change is None else change(converted)
-    nodes, constants = _nodes_and_constants(converted.graph, dtype)
-    values = []
-    for value in (*converted.graph.input, *converted.graph.output):
+        _name_by_module(converted.graph)
+        if change is not None:
+            converted = change(converted)
+
+    def described(value: Any) -> Any:  # an input or output without documentation
         tensor_type = value.type.tensor_type
-        sizes = [batch or "batch", *(dimension.dim_value for dimension in list(tensor_type.shape.dim)[1:])]
-        values.append(onnx.helper.make_tensor_value_info(value.name, tensor_type.elem_type, sizes))
-    graph = onnx.helper.make_graph(nodes, "vitkit", values[:1], values[1:], constants)
+        sizes = [dimension.dim_value for dimension in tensor_type.shape.dim]
+        return onnx.helper.make_tensor_value_info(value.name, tensor_type.elem_type, [batch or "batch", *sizes[1:]])
+
+    nodes, constants = _nodes_and_constants(converted.graph, dtype)
+    graph = onnx.helper.make_graph(
+        nodes,
+        "vitkit",
+        [described(value) for value in converted.graph.input],
+        [described(value) for value in converted.graph.output],
+        constants,
+    )
     made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
-    made.ir_version, made.producer_name, made.producer_version = _IR_VERSION, "vitkit", vitkit.__version__
+    made.ir_version = _IR_VERSION
+    made.producer_name = "vitkit"
+    made.producer_version = vitkit.__version__
     return made
+
+
+def _name_by_module(graph: Any) -> None:
+    """Rename each operation of an ONNX graph to MODULE/TYPE_NUMBER."""
+    for number, node in enumerate(graph.node):
+        metadata = {entry.key: entry.value for entry in node.metadata_props}
+        # A list as text: the names of the modules, outermost first, and the name of the operation.
+        scopes = ast.literal_eval(metadata.get("pkg.torch.onnx.name_scopes", "['']"))
+        module = scopes[-2] if len(scopes) > 1 else ""
+        node.name = f"{module}/{node.op_type}_{number}"
 
 
 def to_openvino(
@@ -272,32 +297,41 @@ def to_openvino(
         passes = Manager()
         passes.register_pass(ConstantFolding())
         passes.run_passes(converted)
-        converted = converted if change is None else change(converted)
+        if change is not None:
+            converted = change(converted)
     if dtype != torch.float32:
-        # Weights become constants of the other dtype, followed by a conversion to float32.
-        stored_as = openvino.Type.f16 if dtype == torch.float16 else openvino.Type.bf16
-        for node in converted.get_ordered_ops():
-            is_constant = node.get_type_name() == "Constant" and node.get_element_type() == openvino.Type.f32
-            if is_constant and _is_weight(node.shape):
-                readers = node.output(0).get_target_inputs()
-                # Rounded by torch: OpenVINO cuts off half of the values that it should round up to bfloat16.
-                rounded = torch.tensor(node.data).to(dtype).float().numpy()
-                stored = openvino.opset13.constant(rounded, dtype=stored_as)
-                back = openvino.opset13.convert(stored, "f32").output(0)
-                for reader in readers:
-                    reader.replace_source_output(back)
+        _store_weights(converted, dtype)
     for number, node in enumerate(converted.get_ordered_ops()):
         node.set_friendly_name(f"{node.get_type_name()}_{number}")
         for output in node.outputs():
             output.set_names(set())
-    parameters, results = converted.get_parameters(), []
+    parameters = converted.get_parameters()
     parameters[0].set_friendly_name(input_name)
     parameters[0].output(0).set_names({input_name})
+    results = []
     for name, result in zip(outputs, converted.get_results(), strict=True):
         output = result.input_value(0)
         output.set_names({name})
         results.append(openvino.opset13.result(output, name=f"{name}_result"))
     return openvino.Model(results, parameters, "vitkit")
+
+
+def _store_weights(graph: Any, dtype: torch.dtype) -> None:
+    """Store the weights of an OpenVINO graph in another dtype, each followed by a conversion to float32."""
+    openvino = import_openvino()
+    stored_as = openvino.Type.f16 if dtype == torch.float16 else openvino.Type.bf16
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() != "Constant" or node.get_element_type() != openvino.Type.f32:
+            continue
+        if not _is_weight(node.shape):
+            continue
+        readers = node.output(0).get_target_inputs()
+        # Rounded by torch: OpenVINO cuts off half of the values that it should round up to bfloat16.
+        rounded = torch.tensor(node.data).to(dtype).float().numpy()
+        stored = openvino.opset13.constant(rounded, dtype=stored_as)
+        back = openvino.opset13.convert(stored, "f32").output(0)
+        for reader in readers:
+            reader.replace_source_output(back)
 
 
 def traced(module: nn.Module, images: Tensor, batch: int | None = 1) -> ExportedProgram:
@@ -327,13 +361,14 @@ class ConverterInput(NamedTuple):
 
 def converter_input(model: Model, batch: int | None, pixels: Pixels | None = None) -> ConverterInput:
     """Return the input of a converter for the model; see `to_onnx`."""
-    module, images, inputs = exportable_copy(model), example(model, batch), ["images"]
-    outputs = ["logits", "features"] if classes_and_features(model)[1] else ["logits"]
-    if pixels is not None:
-        module, inputs = _FromPixels(module, pixels), ["pixels"]
-        images = images.permute(0, 2, 3, 1).byte().contiguous()
-        outputs.append("probabilities")
-    return ConverterInput(module.eval(), images, inputs, outputs)
+    module = exportable_copy(model)
+    images = example(model, batch)
+    _, features = classes_and_features(model)
+    outputs = ["logits", "features"] if features else ["logits"]
+    if pixels is None:
+        return ConverterInput(module.eval(), images, ["images"], outputs)
+    images = images.permute(0, 2, 3, 1).byte().contiguous()
+    return ConverterInput(_FromPixels(module, pixels).eval(), images, ["pixels"], [*outputs, "probabilities"])
 
 
 def example(model: Model, batch: int | None) -> Tensor:

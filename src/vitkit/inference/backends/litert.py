@@ -47,7 +47,8 @@ class LiteRTRunner(GraphRunner):
         self._compute = interpreter.get_signature_runner()
         outputs = self._compute.get_output_details()
         ((self._input, details),) = self._compute.get_input_details().items()
-        self.batch, self.takes_pixels = int(details["shape"][0]), details["dtype"] == np.uint8
+        self.batch = int(details["shape"][0])
+        self.takes_pixels = details["dtype"] == np.uint8
         self.outputs = output_width({name: int(output["shape"][1]) for name, output in outputs.items()})
 
     def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:

@@ -70,8 +70,10 @@ class OnnxRunner(GraphRunner):
         model = source if isinstance(source, bytes) else str(source)
         self._session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         images = self._session.get_inputs()[0]
-        self.batch = images.shape[0] if isinstance(images.shape[0], int) else None  # a text if any size is accepted
-        self.takes_pixels, self._input = images.type == "tensor(uint8)", images.name
+        batch = images.shape[0]
+        self.batch = batch if isinstance(batch, int) else None  # a text if any size is accepted
+        self.takes_pixels = images.type == "tensor(uint8)"
+        self._input = images.name
         widths = {output.name: output.shape[1] for output in self._session.get_outputs()}
         self.outputs = output_width(widths)
         self._names = list(widths)

@@ -58,13 +58,15 @@ class OpenVINORunner(GraphRunner):
             reason = "this processor has no bfloat16: use --precision float32"
             raise VitkitError("inference.precision-unsupported", reason)
         self.precision = precision
-        self.takes_pixels = graph.input(0).get_element_type() == import_openvino().Type.u8
-        self._names = [output.any_name for output in graph.outputs]
-        batch = graph.input(0).partial_shape[0]
-        widths = [output.partial_shape[1] for output in graph.outputs if output.any_name != "probabilities"]
+        images = graph.input(0)
+        self.takes_pixels = images.get_element_type() == import_openvino().Type.u8
+        batch = images.partial_shape[0]
         self.batch = None if batch.is_dynamic else batch.get_length()
-        is_known = not any(width.is_dynamic for width in widths)
-        self.outputs = sum(width.get_length() for width in widths) if is_known else None
+        self._names = [output.any_name for output in graph.outputs]
+        widths = [output.partial_shape[1] for output in graph.outputs if output.any_name != "probabilities"]
+        self.outputs = None
+        if not any(width.is_dynamic for width in widths):
+            self.outputs = sum(width.get_length() for width in widths)
         self._graph = graph
         self._compiled: dict[int, Any] = {}  # by number of threads
         self._lock, self._local = Lock(), local()

@@ -121,7 +121,8 @@ class _Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor, settings: Settings, act: nn.GELU | None = None) -> None:
         super().__init__()
-        self.pack, self.act = settings.pack, act
+        self.pack = settings.pack
+        self.act = act
         self.register_buffer("bias", bias.to(settings.device, settings.dtype, copy=True))
         weight = weight.to(settings.device, settings.dtype, copy=True).contiguous()
         if settings.pack:
@@ -133,13 +134,16 @@ class _Linear(nn.Module):
         """Compute (..., in) -> (..., out), and add the residual (..., out) if there is one."""
         if not self.pack:
             x = F.linear(x, self.weight, self.bias)
-            x = x if self.act is None else self.act(x)
+            if self.act is not None:
+                x = self.act(x)
             return x if residual is None else residual + x
         linear = torch.ops.mkldnn._linear_pointwise
-        if residual is not None and residual.dtype == x.dtype:
+        if self.act is not None:
+            x = linear(x, self.packed, self.bias, "gelu", [], self.act.approximate)
+        elif residual is not None and residual.dtype == x.dtype:
             return linear.binary(x, residual.contiguous(), self.packed, self.bias, "add")
-        act, variant = ("none", "") if self.act is None else ("gelu", self.act.approximate)
-        x = linear(x, self.packed, self.bias, act, [], variant)
+        else:
+            x = linear(x, self.packed, self.bias, "none", [], "")
         return x if residual is None else residual + x
 
 
@@ -163,13 +167,15 @@ class PreparedPatchEmbed(nn.Module):
         convert_parameters(self.backbone, settings)
         convert_parameters(self.norm, settings.precise)
         self.size = embed.proj.kernel_size
-        weight, bias = embed.proj.weight.flatten(1), embed.proj.bias
-        self.linear = _Linear(weight, weight.new_zeros(len(weight)) if bias is None else bias, settings.precise)
+        weight = embed.proj.weight.flatten(1)  # (D, C*p*q)
+        bias = weight.new_zeros(len(weight)) if embed.proj.bias is None else embed.proj.bias
+        self.linear = _Linear(weight, bias, settings.precise)
         self.dtype = torch.float32 if isinstance(self.backbone, nn.Identity) else settings.dtype
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.backbone(images.to(self.dtype)).float()
-        (B, C, height, width), (p, q) = x.shape, self.size
+        B, C, height, width = x.shape
+        p, q = self.size
         h, w = height // p, width // q
         x = x.reshape(B, C, h, p, w, q).permute(0, 2, 4, 1, 3, 5)  # (B, h, w, C, p, q)
         return self.norm(self.linear(x.reshape(B, h * w, C * p * q)))  # (B, h*w, D)
@@ -212,7 +218,9 @@ class _PreparedBlock(nn.Module):
 
 def _split_norm(branch: Branch) -> tuple[nn.Module, Norm | None]:
     """Return the norm to compute at run time, and the norm to fold into the next layer (`fold_norm`) or None."""
-    return (without_affine(branch.norm), branch.norm) if branch.order == "pre" else (branch.norm, None)
+    if branch.order == "pre":  # the next layer reads the output of the norm
+        return without_affine(branch.norm), branch.norm
+    return branch.norm, None
 
 
 class _UnoptimisedMixing(nn.Module):
@@ -220,7 +228,9 @@ class _UnoptimisedMixing(nn.Module):
 
     def __init__(self, mix: nn.Module, scale: nn.Module, settings: Settings) -> None:
         super().__init__()
-        self.mix, self.scale, self.dtype = mix, scale, settings.dtype
+        self.mix = mix
+        self.scale = scale
+        self.dtype = settings.dtype
         convert_parameters(self, settings)
 
     def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
@@ -235,8 +245,10 @@ class _PreparedAttention(nn.Module):
         self, attention: Attention, norm: Norm | None, scale: nn.Module, settings: Settings, *, is_split: bool
     ) -> None:
         super().__init__()
-        self.heads, self.attend, self.dtype = attention.heads, _ATTEND[settings.attend], settings.dtype
+        self.heads = attention.heads
         self.windows = attention.windows
+        self.attend = _ATTEND[settings.attend]
+        self.dtype = settings.dtype
         weight, bias = fold_norm_into_qkv(attention.qkv, norm, attention.scale)
         self.size = D = weight.shape[1]
         cuts = (0, D, 3 * D) if is_split else (0, 3 * D)  # q and kv, or qkv
@@ -252,11 +264,14 @@ class _PreparedAttention(nn.Module):
             parts = (self.qkv[0](x[:, :queries]), *self.qkv[1](x).split(self.size, dim=-1))
         # Scaled q (B, H, n, D_h) of the first n = `queries` tokens; k and v (B, H, N, D_h) of all.
         q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
-        q, k, bias = (q, k, None) if relative is None else relative(q, k, 1.0)
+        bias = None
+        if relative is not None:
+            q, k, bias = relative(q, k, 1.0)
         if self.windows is None:
             x = self.attend(q, k, v, bias)
         else:
-            bias = None if bias is None else bias.to(q.dtype)
+            if bias is not None:
+                bias = bias.to(q.dtype)
             x = self.windows(partial(attend_fused, scale=1.0), q, k, v, bias).transpose(1, 2).flatten(2)
         x = self.proj(self.norm(x), residual)  # eq. 8: the concatenated heads (B, n, D)
         return x.float() if residual is None else x
@@ -268,9 +283,14 @@ class _PreparedMLP(nn.Module):
     def __init__(self, mlp: MLP, norm: Norm | None, scale: nn.Module, settings: Settings) -> None:
         super().__init__()
         self.dtype = settings.dtype
-        fused_act = mlp.act if isinstance(mlp.conv, nn.Identity) and isinstance(mlp.act, nn.GELU) else None
-        self.fc1 = _Linear(*fold_norm(mlp.fc1, norm), settings, fused_act)
-        self.between = nn.Identity() if fused_act is not None else nn.Sequential(mlp.conv, mlp.act)
+        weight, bias = fold_norm(mlp.fc1, norm)
+        self.between: nn.Module
+        if isinstance(mlp.conv, nn.Identity) and isinstance(mlp.act, nn.GELU):  # a GELU is fused into fc1
+            self.fc1 = _Linear(weight, bias, settings, mlp.act)
+            self.between = nn.Identity()
+        else:
+            self.fc1 = _Linear(weight, bias, settings)
+            self.between = nn.Sequential(mlp.conv, mlp.act)
         convert_parameters(self.between, settings)
         self.norm = without_affine(mlp.norm)
         self.fc2 = _Linear(*fold_scale(mlp.fc2, scale, mlp.norm), settings)
@@ -288,8 +308,9 @@ def _attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tenso
 
 def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     logits = q @ k.transpose(-2, -1)  # (B, H, n, N)
-    x = (logits if bias is None else logits + bias.to(q.dtype)).softmax(dim=-1) @ v
-    return x.transpose(1, 2).flatten(2)
+    if bias is not None:
+        logits = logits + bias.to(q.dtype)
+    return (logits.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
 
 
 def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -299,7 +320,8 @@ def _attend_by_image(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Te
     bias = None if bias is None else bias.expand(B, -1, -1, -1)
     for i in range(B):
         logits = torch.bmm(q[i], k[i].transpose(-2, -1))  # (H, n, N)
-        logits = logits if bias is None else logits + bias[i].to(q.dtype)
+        if bias is not None:
+            logits = logits + bias[i].to(q.dtype)
         x[i] = torch.bmm(logits.softmax(dim=-1), v[i]).transpose(0, 1)
     return x.flatten(2)
 
@@ -313,7 +335,9 @@ class OptimizedModel(nn.Module):
 
     def __init__(self, model: VisionTransformer, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.model, self.tokens_read, self.dtype = model, model.config.tokens_read, dtype
+        self.model = model
+        self.tokens_read = model.config.tokens_read
+        self.dtype = dtype
 
     def forward(self, images: Tensor) -> Tensor:
         return self.finish(self.model.encode(self.embed(images), self.tokens_read))
@@ -352,9 +376,11 @@ def prepare(
     """
     check(model.config, OPTIMIZED)
     pack = pack and device == "cpu" and can_pack(dtype)
-    if attend is None and dtype == torch.bfloat16 and torch.device(device).type == "cpu":
-        attend = "image" if pack else "batch"
-    settings = Settings(dtype, torch.device(device), pack, attend or "fused")
+    if attend is None:
+        attend = "fused"
+        if dtype == torch.bfloat16 and torch.device(device).type == "cpu":
+            attend = "image" if pack else "batch"
+    settings = Settings(dtype, torch.device(device), pack, attend)
     with torch.no_grad():
         copied = copy_sharing_parameters(model)
         for i, block in enumerate(copied.blocks):

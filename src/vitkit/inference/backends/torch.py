@@ -118,8 +118,10 @@ def measure_plans(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16)
     if any(len(rounds) <= _MIN_ROUNDS for rounds in by_core):
         return {"plain": 1.0}
     rounds = list(chain.from_iterable(by_core))
-    speedups = {name: [seconds["plain"] / seconds[name] for seconds in rounds if name in seconds] for name in plans}
-    return {name: statistics.median(values) for name, values in speedups.items()}
+    speedups = dict[str, float]()
+    for name in plans:
+        speedups[name] = statistics.median(seconds["plain"] / seconds[name] for seconds in rounds if name in seconds)
+    return speedups
 
 
 def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list[int]]:
@@ -129,9 +131,10 @@ def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list
     """
     config = model.config
     kinds = [(i in config.conv_layers, windows_of(config, i)) for i in range(len(model.blocks) - 1)]
-    short_model, counts = copy_sharing_parameters(model), Counter(kinds)
-    blocks = short_model.blocks
-    short_model.blocks = Layers(*(blocks[kinds.index(kind)] for kind in counts), blocks[-1])
+    counts = Counter(kinds)
+    short_model = copy_sharing_parameters(model)
+    first_of_each = [short_model.blocks[kinds.index(kind)] for kind in counts]
+    short_model.blocks = Layers(*first_of_each, short_model.blocks[-1])
     return short_model, list(counts.values())
 
 
@@ -151,7 +154,8 @@ def _time_plans(
     remaining = [name for name, seconds in first_round.items() if first_round["plain"] / seconds >= _TOO_SLOW]
     rounds = [first_round]
     while len(rounds) <= _MAX_ROUNDS:
-        if time.monotonic() >= began + (_TIME_LIMIT if len(rounds) <= _MIN_ROUNDS else _SECONDS):
+        seconds = _TIME_LIMIT if len(rounds) <= _MIN_ROUNDS else _SECONDS
+        if time.monotonic() >= began + seconds:
             break
         rounds.append({name: _seconds(candidates[name], repeats, images) for name in remaining})
     return rounds
@@ -241,10 +245,14 @@ def model_on_gpu(
 
     The model is copied. If `is_compiled`, inductor compiles the function when it is first called.
     """
-    is_optimized = is_compiled or precision != "float32"
-    module = prepare(model, getattr(torch, precision), device, pack=False) if is_optimized else copy.deepcopy(model)
-    module = module.to(device).eval()
-    compute = torch.compile(module, fullgraph=True, dynamic=False) if is_compiled else module
+    module: nn.Module
+    if is_compiled or precision != "float32":
+        module = prepare(model, getattr(torch, precision), device, pack=False)
+    else:
+        module = copy.deepcopy(model)
+    compute: Callable[[Tensor], Tensor] = module.to(device).eval()
+    if is_compiled:
+        compute = torch.compile(compute, fullgraph=True, dynamic=False)
     return KernelReplay(compute) if device.startswith("cuda") else compute
 
 
@@ -267,8 +275,10 @@ class TorchRunner:
         """Compute float32 logits (B, K) of images (B, C, height, width), for any B; both tensors are on the CPU."""
         B = len(images)
         if self.backend == "compile":  # each batch size is compiled, so batches are padded to the largest one so far
-            # On a GPU, where padding costs little, powers of two keep the number of compiled sizes small.
-            self._largest = max(self._largest, B if self._device == "cpu" else 1 << (B - 1).bit_length())
+            size = B
+            if self._device != "cpu":  # padding costs little there, and powers of two keep the number of sizes small
+                size = 1 << (B - 1).bit_length()
+            self._largest = max(self._largest, size)
             images = torch.cat([images, images.new_zeros(self._largest - B, *images.shape[1:])])
         return self._compute(images.to(self._device, non_blocking=True))[:B].cpu()
 
