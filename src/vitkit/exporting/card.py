@@ -64,7 +64,8 @@ def _checksum_of(content: bytes, other_files: Iterable[bytes], start: int) -> tu
     matches = list(_FIELD.finditer(content, start))
     if len(matches) != 1:
         raise ValueError(f"it has {len(matches)} checksums instead of one")
-    position, view = slice(*matches[0].span(1)), memoryview(content)
+    position = slice(*matches[0].span(1))
+    view = memoryview(content)
     parts: list[bytes | memoryview] = [view[: position.start], BLANK.encode(), view[position.stop :], *other_files]
     digest = hashlib.sha256()
     for part in parts:
@@ -79,9 +80,9 @@ def instructions(card: Card, *, takes_pixels: bool = False, file: Path | None = 
     If `takes_pixels`, the model takes pixels and returns probabilities. If the exported file is given, its name and
     SHA-256 are added.
     """
-    (height, width), channels = card.preprocess.size, len(card.preprocess.mean)
+    height, width = card.preprocess.size
+    channels = len(card.preprocess.mean)
     activation = "softmax" if card.thresholds is None else "sigmoid"
-    colours = "RGB" if channels == 3 else "grey"
     steps = ["Decode the photograph, turn it as its EXIF orientation says, and convert it to RGB."]
     steps += _resizing(card.preprocess)
     if channels == 1:
@@ -90,31 +91,34 @@ def instructions(card: Card, *, takes_pixels: bool = False, file: Path | None = 
     output: dict[str, Any]
     if takes_pixels:
         given = {"name": "pixels", "shape": [1, height, width, channels], "dtype": "uint8", "layout": "NHWC"}
+        steps.append("Call the model with the values in the order NHWC.")
         output = {"name": "probabilities"}
     else:
-        given = {"name": "images", "shape": [1, channels, height, width], "dtype": "float32", "layout": "NCHW"}
-        output = {"name": "logits", "activation": activation, "temperature": card.temperature}
         steps.append("Divide the pixels by 255, subtract mean, and divide by std, for each channel.")
-    steps.append(f"Call the model with the values in the order {given['layout']}.")
-    if not takes_pixels:
+        given = {"name": "images", "shape": [1, channels, height, width], "dtype": "float32", "layout": "NCHW"}
+        steps.append("Call the model with the values in the order NCHW.")
+        output = {"name": "logits", "activation": activation, "temperature": card.temperature}
         steps.append(f"Divide the logits by temperature, and apply a {activation}.")
+    given["channels"] = "RGB" if channels == 3 else "grey"
     if card.thresholds is not None:
         steps.append("The photograph shows each class whose probability is at least its threshold.")
         output["thresholds"] = list(card.thresholds)
-    fields = {
-        "input": given | {"channels": colours},
+    fields: dict[str, Any] = {}
+    if file is not None:
+        fields["model"] = {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    fields |= {
+        "input": given,
         "preprocess": card.preprocess.to_dict(),
         "steps": steps,
         "output": output,
         "classes": list(card.classes),
     }
-    if file is not None:
-        fields = {"model": {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}} | fields
     return to_json(fields, indent=2)
 
 
 def _resizing(preprocess: Preprocess) -> list[str]:
-    (height, width), (full_height, full_width) = preprocess.size, preprocess.before_crop
+    height, width = preprocess.size
+    full_height, full_width = preprocess.before_crop
     how = f"with {preprocess.interpolation} interpolation and antialiasing"
     if preprocess.fit == "squash":
         return [f"Resize it to {height}x{width} pixels (height x width), {how}."]
@@ -155,11 +159,11 @@ class Card:
     def from_classifier(cls, classifier: Classifier, dtype: str) -> Card:
         """Return the card of a classifier whose weights will be stored in this dtype."""
         return cls(
-            classifier.classes,
-            classifier.preprocess,
-            classifier.temperature,
-            classifier.thresholds,
-            dtype,
+            classes=classifier.classes,
+            preprocess=classifier.preprocess,
+            temperature=classifier.temperature,
+            thresholds=classifier.thresholds,
+            dtype=dtype,
             pictures=classifier.pictures,
             trust=classifier.trust,
             features=0 if classifier.unknown is None else classifier.feature_size,
@@ -167,22 +171,25 @@ class Card:
 
     def to_json(self) -> str:
         """Return the card as JSON, with zeros in place of the checksum. Fields are named as in model.json."""
-        return to_json(
-            {
-                "format_version": _VERSION,
-                "vitkit_version": self.vitkit_version,
-                "task": "single" if self.thresholds is None else "multi",
-                "classes": list(self.classes),
-                "preprocess": self.preprocess.to_dict(),
-                "temperature": self.temperature,
-                **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
-                "dtype": self.dtype,
-                "checksum": BLANK,
-                **({} if self.pictures is None else {"pictures": encode_record(self.pictures)}),
-                **({} if self.trust is None else {"trust": base64.b64encode(self.trust).decode()}),
-                **({"features": self.features} if self.features else {}),
-            }
-        )
+        fields = {
+            "format_version": _VERSION,
+            "vitkit_version": self.vitkit_version,
+            "task": "single" if self.thresholds is None else "multi",
+            "classes": list(self.classes),
+            "preprocess": self.preprocess.to_dict(),
+            "temperature": self.temperature,
+        }
+        if self.thresholds is not None:
+            fields["thresholds"] = list(self.thresholds)
+        fields["dtype"] = self.dtype
+        fields["checksum"] = BLANK
+        if self.pictures is not None:
+            fields["pictures"] = encode_record(self.pictures)
+        if self.trust is not None:
+            fields["trust"] = base64.b64encode(self.trust).decode()
+        if self.features:
+            fields["features"] = self.features
+        return to_json(fields)
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Card:

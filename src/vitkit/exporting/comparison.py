@@ -68,12 +68,14 @@ class LogitComparison:
         Raises:
             Refused: it differs from the model; the message names the images.
         """
-        if faults := self.faults():
+        faults = self.faults()
+        if faults:
             raise Refused("exporting.logits-differ", f"{'; '.join(faults)} ({images})")
 
     def faults(self) -> list[str]:
         """Return the reasons for refusing the file; empty if it is accepted. NaN in any compared value is a reason."""
-        faults, max_noise = [], NOISE[self.dtype]
+        faults = []
+        max_noise = NOISE[self.dtype]
         if not self.cosine >= COSINE:
             faults.append(f"cosine {self.cosine:.6f} is below {COSINE}")
         if not self.agreement >= _AGREEMENT:
@@ -108,27 +110,36 @@ def compare(model_logits: Tensor, file_logits: Tensor, card: Card, dtype: str | 
         raise Refused("exporting.logits-differ", reason)
     if model_logits.isfinite().all() and not file_logits.isfinite().all():
         raise Refused("exporting.logits-differ", "the file returns logits that are not finite")
-    model_logits, file_logits, dtype = model_logits.double(), file_logits.double(), dtype or card.dtype
+    dtype = dtype or card.dtype
+    model_logits, file_logits = model_logits.double(), file_logits.double()
     tiny = torch.finfo(torch.float32).tiny
     difference = file_logits - model_logits  # (B, K)
+    largest = difference.abs().max()
+    cosines = F.cosine_similarity(model_logits, file_logits, dim=1)  # (B,)
+    cosines = cosines.where(difference.any(dim=1), 1.0)  # equal logits may all be 0
+
     centred, file_centred = _centred(model_logits, card), _centred(file_logits, card)
     size = centred.square().mean().sqrt().clamp(min=tiny)
+    scale = 1.0
+    if centred.any():
+        scale = ((centred * file_centred).sum() / centred.square().sum()).item()
     errors = NOISE[dtype] * size / card.temperature
+    unsure = 0.0 if dtype == "float32" else _UNSURE * NOISE[dtype] * size.item()
+
     probabilities = _probabilities(model_logits, card)
     differences = (probabilities - _probabilities(file_logits, card)).abs()
     # The total variation distance for single-label models, and the mean absolute difference for multi-label models.
     shift = differences.sum(dim=1).mean() / 2 if card.thresholds is None else differences.mean()
-    unsure = 0.0 if dtype == "float32" else _UNSURE * NOISE[dtype] * size.item()
     return LogitComparison(
         images=len(model_logits),
         dtype=dtype,
-        difference=difference.abs().max().item(),
-        cosine=F.cosine_similarity(model_logits, file_logits, dim=1).where(difference.any(dim=1), 1.0).min().item(),
+        difference=largest.item(),
+        cosine=cosines.min().item(),
         agreement=_agreement(model_logits, file_logits, card, unsure),
-        drift=(difference.abs().max() / model_logits.abs().max().clamp(min=tiny)).item(),
-        scale=((centred * file_centred).sum() / centred.square().sum()).item() if centred.any() else 1.0,
+        drift=(largest / model_logits.abs().max().clamp(min=tiny)).item(),
+        scale=scale,
         noise=(difference.square().mean().sqrt() / size).item(),
-        peak=(difference.abs().max() / size).item(),
+        peak=(largest / size).item(),
         shift=shift.item(),
         shift_by_noise=(errors * _sensitivity(probabilities, card)).item(),
     )
@@ -221,9 +232,10 @@ def accuracy_change(
 
     if has_class is None:
         return None
+    units = Units.of(len(model_logits), None)
     before, after = _decisions(model_logits, card), _decisions(file_logits, file_card)
+    is_same = (before == after).all(dim=1).double()
     accuracy, file_accuracy = _accuracies(before, has_class), _accuracies(after, has_class)  # (B,), 0 to 1
-    is_same, units = (before == after).all(dim=1).double(), Units.of(len(model_logits), None)
     # `mean_interval` takes values from 0 to a maximum, but a difference of accuracies is from -1 to 1.
     low, high = mean_interval((accuracy - file_accuracy + 1).numpy(), 2.0, units)
     return AccuracyChange(

@@ -87,9 +87,14 @@ def write_folder(
         check_replaceable(out, runtime, force=force)
         folder.mkdir()
         runtime.write(classifier, folder, pictures, precision)
-        images = torch.stack(read_pictures(classifier, pictures)[0][:_IMAGES])
-        logits, max_error = classifier.logits(images).numpy(), np.float32(NOISE[precision])
-        np.savez_compressed(folder / _EXPECTED, images=images.numpy(), logits=logits, largest_error=max_error)
+        read, _ = read_pictures(classifier, pictures)
+        images = torch.stack(read[:_IMAGES])
+        np.savez_compressed(
+            folder / _EXPECTED,
+            images=images.numpy(),
+            logits=classifier.logits(images).numpy(),
+            largest_error=np.float32(NOISE[precision]),
+        )
         guide = instructions(Card.from_classifier(classifier, precision))
         (folder / "model.json").write_text(f"{guide}\n", encoding="utf-8")
         shutil.copyfile(_STATIC / f"{runtime.name}.py", folder / "model.py")
@@ -163,24 +168,24 @@ def _has_gpu() -> bool:
 
 ELSEWHERE = {
     "coreml": OtherRuntime(
-        "coreml",
-        "Core ML",
-        ".coreml",
-        "macOS",
-        ("coremltools",),
-        "coreml",
-        _write_coreml,
-        lambda: sys.platform == "darwin",
+        name="coreml",
+        runtime="Core ML",
+        suffix=".coreml",
+        machines="macOS",
+        packages=("coremltools",),
+        extra="coreml",
+        write=_write_coreml,
+        can_verify_here=lambda: sys.platform == "darwin",
     ),
     "tensorrt": OtherRuntime(
-        "tensorrt",
-        "TensorRT",
-        ".tensorrt",
-        "a machine with an NVIDIA GPU",
-        ("onnx", "onnxscript", "onnxruntime"),
-        "export",
-        _write_tensorrt,
-        _has_gpu,
-        ("float32",),  # in half precision, TensorRT needs another graph
+        name="tensorrt",
+        runtime="TensorRT",
+        suffix=".tensorrt",
+        machines="a machine with an NVIDIA GPU",
+        packages=("onnx", "onnxscript", "onnxruntime"),
+        extra="export",
+        write=_write_tensorrt,
+        can_verify_here=_has_gpu,
+        precisions=("float32",),  # in half precision, TensorRT needs another graph
     ),
 }

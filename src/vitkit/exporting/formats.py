@@ -79,10 +79,10 @@ class Format:
         Raises:
             VitkitError: a package is not installed, or the format has no such precision.
         """
-        extra, needed = self.extra, self.packages
+        packages, extra = self.packages, self.extra
         if precision == INT8 and self.int8 == "static":
-            extra, needed = INT8, (*needed, "nncf")
-        check_writable(self.name, precision, self.precisions, needed, extra)
+            packages, extra = (*packages, "nncf"), INT8
+        check_writable(self.name, precision, self.precisions, packages, extra)
 
     def can_take_pixels(self, precision: str) -> bool:
         """Return whether normalisation and calibration can be part of the graph.
@@ -129,55 +129,71 @@ def check_writable(
     if precision not in precisions:
         reason = f"--to {name} stores weights in {one_of(precisions)}, not {precision}"
         raise VitkitError("exporting.precision-unsupported", reason)
-    if missing := [package for package in packages if find_spec(package) is None]:
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
         subject = "INT8" if missing == ["nncf"] else f"--to {name}"
         reason = f"{subject} needs {' and '.join(missing)}: pip install 'vitkit[{extra}]'"
         raise VitkitError("exporting.package-missing", reason)
 
 
 _HOME = "vitkit.exporting"
-_RUNTIMES = ("onnx", "onnxscript", "onnxruntime")
 FORMATS: dict[str, Format] = {
     form.name: form
     for form in (
-        Format("onnx", "ONNX Runtime", ".onnx", "onnx", f"{_HOME}.onnx_format", PRECISIONS, _RUNTIMES),
         Format(
-            "openvino",
-            "OpenVINO",
-            ".xml",
-            "openvino",
-            f"{_HOME}.openvino_format",
-            PRECISIONS,
-            ("openvino",),
+            name="onnx",
+            runtime="ONNX Runtime",
+            suffix=".onnx",
+            backend="onnx",
+            module=f"{_HOME}.onnx_format",
+            precisions=PRECISIONS,
+            packages=("onnx", "onnxscript", "onnxruntime"),
+        ),
+        Format(
+            name="openvino",
+            runtime="OpenVINO",
+            suffix=".xml",
+            backend="openvino",
+            module=f"{_HOME}.openvino_format",
+            precisions=PRECISIONS,
+            packages=("openvino",),
             extra_suffixes=(".bin",),
         ),
         Format(
-            "executorch",
-            "ExecuTorch",
-            ".pte",
-            "executorch",
-            f"{_HOME}.executorch_format",
-            ("float32", INT8),
-            ("executorch",),
-            "executorch",
+            name="executorch",
+            runtime="ExecuTorch",
+            suffix=".pte",
+            backend="executorch",
+            module=f"{_HOME}.executorch_format",
+            precisions=("float32", INT8),
+            packages=("executorch",),
+            extra="executorch",
             has_guide=True,
             batch=1,
             int8="dynamic",
         ),
         Format(
-            "litert",
-            "LiteRT",
-            ".tflite",
-            "litert",
-            f"{_HOME}.litert_format",
-            ("float32", INT8),
-            ("litert_torch", "ai_edge_litert", "ai_edge_quantizer"),
-            "litert",
+            name="litert",
+            runtime="LiteRT",
+            suffix=".tflite",
+            backend="litert",
+            module=f"{_HOME}.litert_format",
+            precisions=("float32", INT8),
+            packages=("litert_torch", "ai_edge_litert", "ai_edge_quantizer"),
+            extra="litert",
             has_guide=True,
             batch=1,
             int8="dynamic",
         ),
-        Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", PRECISIONS[:3], is_input=False),
+        Format(
+            name="torch",
+            runtime="torch.export",
+            suffix=".pt2",
+            backend="eager",
+            module=f"{_HOME}.program",
+            precisions=("float32", "bfloat16", "float16"),
+            is_input=False,
+        ),
     )
 }
 
@@ -209,5 +225,7 @@ def wrong_suffix(path: Path, possible: tuple[str, ...] | None = None) -> str:
 
     It lists the allowed suffixes `possible`, by default the suffixes of all export formats.
     """
-    is_torchscript = path.suffix.lower() in (".pt", ".ts", ".torchscript")
-    return f"{path} must end in {one_of(possible or suffixes())}" + (f": {TORCHSCRIPT}" if is_torchscript else "")
+    message = f"{path} must end in {one_of(possible or suffixes())}"
+    if path.suffix.lower() in (".pt", ".ts", ".torchscript"):
+        message += f": {TORCHSCRIPT}"
+    return message

@@ -45,7 +45,8 @@ def _schema() -> Any:
 
 def read_card(path: Path) -> str:
     """Return the card of a file, after checking that the file contains only a graph of operations of vitkit."""
-    schema, content = _schema(), path.read_bytes()
+    schema = _schema()
+    content = path.read_bytes()
     try:
         if content[4:8] != _IDENTIFIER:
             raise VitkitError("exporting.file-foreign", "it is not a LiteRT model")
@@ -112,8 +113,10 @@ def _quantized(content: bytes, module: nn.Module, keep: tuple[str, ...]) -> byte
     rules = recipe.dynamic_wi8_afp32()
     patterns = [re.compile(_tensor_pattern(module, name)) for name in keep]
     for operation in graph.operators:
-        weights = [names[tensor] for tensor in operation.inputs[1:2]]  # one name, or none
-        if any(pattern.search(name) for name in weights for pattern in patterns):
+        if len(operation.inputs) < 2:
+            continue  # it has no weights
+        weights = names[operation.inputs[1]]
+        if any(pattern.search(weights) for pattern in patterns):
             output = f"^{re.escape(names[operation.outputs[0]])};$"
             rules.append({"regex": output, "operation": "*", "algorithm_key": "no_quantize", "op_config": {}})
     with redirect_stderr(io.StringIO()):  # progress bars
@@ -126,11 +129,14 @@ def _tensor_pattern(module: nn.Module, name: str) -> str:
     The name of a tensor has the class of the module, followed by the class and the name of each submodule on the way to
     the layer. Submodules that are not called themselves, such as lists, are left out.
     """
-    pattern, steps = re.escape(_class(module)), name.split(".")
-    for end, step in enumerate(steps, start=1):
-        submodule = module.get_submodule(".".join(steps[:end]))
-        element = re.escape(f"/{_class(submodule)}_{step}")
-        pattern += element if end == len(steps) else f"({element})?"
+    pattern = re.escape(_class(module))
+    *containers, last = name.split(".")
+    submodule = module
+    for step in containers:
+        submodule = submodule.get_submodule(step)
+        pattern += f"({re.escape(f'/{_class(submodule)}_{step}')})?"
+    layer = submodule.get_submodule(last)
+    pattern += re.escape(f"/{_class(layer)}_{last}")
     return rf"(^|;){pattern}(;|$)"
 
 
@@ -152,15 +158,19 @@ def save(graph: bytes, path: Path, card: str) -> None:
     """Write a converted model; see `Format.save`. Names of inner tensors, which reveal Python classes, are removed."""
     import flatbuffers
 
-    schema, model = _schema(), _unpacked(graph)
-    tensors, signature = model.subgraphs[0].tensors, model.signatureDefs[0]
+    schema = _schema()
+    model = _unpacked(graph)
+    tensors = model.subgraphs[0].tensors
     for tensor in tensors:
         tensor.name = None
-    (images,), outputs = signature.inputs, sorted(signature.outputs, key=lambda output: output.name)
+    signature = model.signatureDefs[0]
+    (images,) = signature.inputs
+    outputs = sorted(signature.outputs, key=lambda output: output.name)
     takes_pixels = tensors[images.tensorIndex].type == schema.TensorType.UINT8
     names = ["pixels" if takes_pixels else "images", *output_names(len(outputs), takes_pixels=takes_pixels)]
     for value, name in zip((images, *outputs), names, strict=True):
-        value.name = tensors[value.tensorIndex].name = name.encode()
+        value.name = name.encode()
+        tensors[value.tensorIndex].name = name.encode()
     model.metadata.append(schema.MetadataT(CARD, len(model.buffers)))
     model.buffers.append(schema.BufferT(np.frombuffer(card.encode(), np.uint8)))
     builder = flatbuffers.Builder(len(graph) + len(card))

@@ -32,19 +32,23 @@ class Exported(Classifier):
     """
 
     def __init__(self, path: Path, runner: GraphRunner, card: str) -> None:
-        self.path, self._form = path, format_of(path)
+        self.path = path
+        self._form = format_of(path)
         self.card = Card.from_json(card, path)
         K, D = len(self.card.classes), self.card.features
         if runner.outputs != K + D:
             expected = f"{K} classes and {D} features" if D else f"{K} classes"
             reason = f"{path} is damaged: it has {runner.outputs} logits for {expected}; export it again"
             raise VitkitError("exporting.file-damaged", reason)
-        self.runner_has_features = D > 0
         self.runner: GraphRunner = runner
         self.runner.to_pixels = self.card.preprocess.levels_of
-        self.classes, self.preprocess = self.card.classes, self.card.preprocess
-        self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
-        self.pictures, self.trust = self.card.pictures, self.card.trust
+        self.runner_has_features = D > 0
+        self.classes = self.card.classes
+        self.preprocess = self.card.preprocess
+        self.temperature = self.card.temperature
+        self.thresholds = self.card.thresholds
+        self.pictures = self.card.pictures
+        self.trust = self.card.trust
         self.provenance = {"exported": str(path), "dtype": self.card.dtype, "vitkit_version": self.card.vitkit_version}
         self.report = None
 
@@ -81,7 +85,9 @@ class Exported(Classifier):
     def answer(self, pixels: Array) -> Array:
         """Compute the probabilities (B, K) of preprocessed images (B, C, height, width), with numpy arrays."""
         logits = self.runner.compute(pixels)
-        return self.calibrated(logits[:, : len(self.classes)] if self.runner_has_features else logits)
+        if self.runner_has_features:
+            logits = logits[:, : len(self.classes)]
+        return self.calibrated(logits)
 
     def seeing(self) -> Callable[[Array], Outputs]:
         """Return a function that takes preprocessed images (B, C, height, width), and computes logits and features."""
@@ -98,12 +104,12 @@ class Exported(Classifier):
         with np.errstate(all="ignore"):  # logits that are not finite give probabilities of NaN
             logits = logits / np.float32(self.temperature)
         is_finite = np.isfinite(logits).all(axis=-1, keepdims=True)
-        exact = np.where(is_finite, logits, 0).astype(np.float64)
+        logits = np.where(is_finite, logits, 0).astype(np.float64)
         if self.thresholds is None:
-            powers = np.exp(exact - exact.max(axis=-1, keepdims=True))
+            powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
             probabilities = powers / powers.sum(axis=-1, keepdims=True)
         else:
-            probabilities = np.exp(-np.logaddexp(0, -exact))  # a sigmoid that cannot overflow
+            probabilities = np.exp(-np.logaddexp(0, -logits))  # a sigmoid that cannot overflow
         return np.where(is_finite, probabilities, math.nan).astype(np.float32)
 
     def use(

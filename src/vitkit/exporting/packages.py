@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import io
 import json
 import re
 import tarfile
@@ -140,7 +139,6 @@ RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf
 RUNTIME_MEGABYTES = 33  # of the download
 LARGEST = 600 * 10**6  # maximum bytes of a page: browsers need about four times as much memory to open it
 _RUNTIME_SCRIPT, _WASM = "package/dist/ort.wasm.bundle.min.mjs", "package/dist/ort-wasm-simd-threaded.wasm"
-_LEVELS = {"model": 1}  # levels of compression, 9 for other parts: higher levels hardly make weights smaller
 _NAMED = 8  # maximum number of classes that the first sentence of a page names
 _BLOCK = 6 * 2**20  # bytes in one script element; a multiple of 3, so that base64 of each can be decoded alone
 _FAMILIAR = (
@@ -153,10 +151,13 @@ _PART = '<script type="text/plain" data-part="{}">'
 def _write_html(path: Path, name: str, onnx: bytes, card: Card, about: str, runtime: Path) -> None:
     """Write the page of a model; `runtime` is the archive from `RUNTIME_URL`."""
     script, wasm = _runtime(runtime)
-    texts = [(_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "unknown.js", "worker.js")]
-    worker = f"(() => {{\n{''.join(texts)}}})();\n".encode()  # a scope, because the runtime defines short global names
-    parts = {"worker": script + worker, "wasm": wasm, "model": onnx}
-    packed = {part: gzip.compress(content, _LEVELS.get(part, 9), mtime=0) for part, content in parts.items()}
+    worker = "".join((_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "unknown.js", "worker.js"))
+    in_scope = f"(() => {{\n{worker}}})();\n"  # because the runtime defines short global names
+    packed = {
+        "worker": gzip.compress(script + in_scope.encode(), mtime=0),
+        "wasm": gzip.compress(wasm, mtime=0),
+        "model": gzip.compress(onnx, 1, mtime=0),  # higher levels hardly make weights smaller
+    }
     size = sum(4 * len(content) // 3 for content in packed.values())
     if size > LARGEST:
         raise VitkitError(
@@ -179,21 +180,32 @@ def _runtime(archive: Path) -> tuple[bytes, bytes]:
     A page that is opened from a file can start a classic worker but not a module worker. Therefore the exports of the
     runtime's module are converted to an object `ort` in a classic script.
     """
+    reason = f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again"
     try:
         with tarfile.open(archive) as files:
-            members = [files.extractfile(name) for name in (_RUNTIME_SCRIPT, _WASM)]
-            script, wasm = ((file or io.BytesIO()).read() for file in members)
+            script = _member(files, _RUNTIME_SCRIPT).decode()
+            wasm = _member(files, _WASM)
     except (KeyError, OSError, tarfile.TarError) as error:
-        reason = f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again"
         raise VitkitError("exporting.runtime-damaged", reason) from error
-    body, begin, exports = script.decode().rpartition("export{")
-    names = exports.partition("}")[0].split(",")
-    if not begin or not all(re.fullmatch(r"[\w$]+ as [\w$]+", name) for name in names):
-        reason = f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again"
+    body, found, exports = script.rpartition("export{")
+    if not found:
         raise VitkitError("exporting.runtime-damaged", reason)
-    pairs = (name.split(" as ") for name in names)
+    properties = []
+    for export in exports.partition("}")[0].split(","):
+        names = re.fullmatch(r"([\w$]+) as ([\w$]+)", export)
+        if names is None:
+            raise VitkitError("exporting.runtime-damaged", reason)
+        inner, outer = names.groups()
+        properties.append(f"{outer}:{inner}")
     body = body.replace("import.meta.url", "self.location.href")
-    return f"{body}const ort={{{','.join(f'{outer}:{inner}' for inner, outer in pairs)}}};\n".encode(), wasm
+    return f"{body}const ort={{{','.join(properties)}}};\n".encode(), wasm
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    file = archive.extractfile(name)
+    if file is None:
+        raise KeyError(f"{name} is not a file")
+    return file.read()
 
 
 def _script() -> str:
@@ -209,21 +221,25 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
         f"default-src 'none'; script-src '{source_hash(_script())}' blob: 'wasm-unsafe-eval'; worker-src blob:; "
         f"style-src '{source_hash(styles)}'; img-src blob: data:; media-src blob:; base-uri 'none'; form-action 'none'"
     )
-    height, width = card.preprocess.size
+
     data: dict[str, Any] = json.loads(replace(card, trust=None).to_json())
-    data |= {
-        "preprocess": data["preprocess"] | {"columns_first": columns_first()}
-    }  # the order in which Pillow resamples
+    data["preprocess"]["columns_first"] = columns_first()  # the order in which Pillow resamples
     unknown = None if card.trust is None else parsed(card.trust).unknown
-    if unknown is not None and card.features:  # as `unknown.js` reads it
-        points, nearest = unknown.neighbours.points, unknown.neighbours.nearest
-        data["unknown"] = {"points": _bytes(points), "nearest": nearest, "known": _bytes(unknown.known)}
+    if unknown is not None and card.features:
+        data["unknown"] = {  # as `unknown.js` reads it
+            "points": _bytes(unknown.neighbours.points),
+            "nearest": unknown.neighbours.nearest,
+            "known": _bytes(unknown.known),
+        }
+
     named = list(card.classes[:_NAMED])
-    if (more := len(card.classes) - _NAMED) > 0:
+    more = len(card.classes) - len(named)
+    if more:
         named.append(plural(more, "more class", "more classes"))
     several = " A photograph may show several of them, or none." if card.thresholds is not None else ""
     about = about.partition("## How to use it")[0]  # whoever opens the page uses it already
     described = details("About the model", *map(_block, markdown_blocks(about))) if about else ""
+    height, width = card.preprocess.size
     return Template((_STATIC / "page.html").read_text(encoding="utf-8")).substitute(
         name=escape(name),
         policy=policy,
@@ -245,12 +261,14 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
 
 def _block(block: tuple[str, list[list[str]]]) -> str:
     tag, items = block
-    texts = [
-        "".join(f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(item))
-        for item in items
-    ]
-    inside = "".join(f"<li>{text}</li>" for text in texts) if tag == "ul" else "\n".join(texts)
-    return f"<{tag}>{inside}</{tag}>"
+    lines = []
+    for item in items:
+        line = ""
+        for i, part in enumerate(item):  # text and code in turn
+            line += f"<code>{escape(part)}</code>" if i % 2 else escape(part)
+        lines.append(f"<li>{line}</li>" if tag == "ul" else line)
+    separator = "" if tag == "ul" else "\n"
+    return f"<{tag}>{separator.join(lines)}</{tag}>"
 
 
 def _bytes(array: npt.NDArray[Any]) -> dict[str, Any]:

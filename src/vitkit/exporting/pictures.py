@@ -74,21 +74,24 @@ def pictures_of(
         VitkitError: no image is left.
     """
     checked, changes = check_images(table, contents, None if split is None else (split,))
-    rows = [i for i in range(len(table)) if split is None or table.splits[i] == split]
-    rows = [i for i in rows if image_exists(checked.file(i))]
+    rows = []
+    for i in range(len(table)):
+        is_in_split = split is None or table.splits[i] == split
+        if is_in_split and image_exists(checked.file(i)):
+            rows.append(i)
     if not rows:
         changes.refuse()
-    step = max(1, len(rows) / max_images)
     # Rows are sorted by class, so equal steps reach all classes.
+    step = max(1, len(rows) / max_images)
     chosen = [rows[int(i * step)] for i in range(min(max_images, len(rows)))]
-    is_list = table.storage is None and kind_of_file(table.name) is not None
-    # A list names its images one by one, so no folder was searched for them.
-    searched: tuple[Path, ...] = () if is_list else (table.folders or (table.root,))
+    folders = table.folders or (table.root,)
+    if table.storage is None and kind_of_file(table.name) is not None:
+        folders = ()  # a list names its images one by one
     return Pictures(
-        f"{len(chosen)} {split or 'labelled'} images of {table.name}",
-        tuple(map(table.file, chosen)),
-        searched,
-        tuple(frozenset(table.classes[label] for label in table.classes_of(i)) for i in chosen),
+        description=f"{len(chosen)} {split or 'labelled'} images of {table.name}",
+        images=tuple(table.file(i) for i in chosen),
+        folders=folders,
+        names=tuple(frozenset(table.classes[label] for label in table.classes_of(i)) for i in chosen),
     )
 
 

@@ -41,9 +41,11 @@ class _ProgramRunner(GraphRunner):
 
     @torch.inference_mode()
     def _run(self, images: Array) -> dict[str, Array]:
-        computed = self._module(torch.from_numpy(images))
-        parts = (computed,) if isinstance(computed, Tensor) else computed
-        return dict(zip(output_names(len(parts), takes_pixels=False), (part.numpy() for part in parts), strict=True))
+        outputs = self._module(torch.from_numpy(images))  # the logits, or a tuple of logits and features
+        if isinstance(outputs, Tensor):
+            outputs = (outputs,)
+        names = output_names(len(outputs), takes_pixels=False)
+        return {name: output.numpy() for name, output in zip(names, outputs, strict=True)}
 
 
 class _InDtype(nn.Module):

@@ -35,10 +35,11 @@ def quantize(storage: Storage, graph: Any) -> Any:
     nncf = import_without_telemetry("nncf")
     is_onnx = hasattr(graph, "graph")
     inputs = np.split(storage.images, len(storage.images))
+    to_input = (lambda image: {"images": image}) if is_onnx else None  # ONNX names its inputs
     smoothing = nncf.AdvancedSmoothQuantParameters(matmul=_SMOOTHING if storage.smooth else -1.0)
     return nncf.quantize(
         graph,
-        nncf.Dataset(inputs, (lambda image: {"images": image}) if is_onnx else None),
+        nncf.Dataset(inputs, to_input),
         preset=nncf.QuantizationPreset.MIXED,
         model_type=nncf.ModelType.TRANSFORMER,
         subset_size=len(inputs),
@@ -58,11 +59,12 @@ def floating_dtype(storage: Storage) -> torch.dtype:
 
 def layers(module: nn.Module) -> dict[str, nn.Module]:
     """Return the layers that INT8 can quantise, in the order of the module: linear layers and convolutions."""
-    return {
-        name: part
-        for name, part in module.named_modules()
-        if isinstance(weight := getattr(part, "weight", None), Tensor) and weight.ndim in (2, 4)
-    }
+    quantizable = dict[str, nn.Module]()
+    for name, part in module.named_modules():
+        weight = getattr(part, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim in (2, 4):
+            quantizable[name] = part
+    return quantizable
 
 
 def first_and_last(module: nn.Module) -> tuple[str, ...]:
@@ -79,10 +81,10 @@ def rank_by_sensitivity(module: nn.Module, images: Array) -> list[str]:
     calibration images (n, C, height, width). The weights of the module are restored.
     """
     sample = torch.from_numpy(images[:_RANKED_ON])
-    expected, kept = _logits(module(sample)), first_and_last(module)
-    errors = {}
-    ranked = {name: layer for name, layer in layers(module).items() if name not in kept}
-    for name, layer in ranked.items():
+    expected = _logits(module(sample))
+    ranked = list(layers(module).items())[1:-1]
+    errors = dict[str, float]()
+    for name, layer in ranked:
         weight: Any = layer.weight
         exact = weight.clone()
         largest = weight.abs().flatten(1).amax(dim=1).clamp_min(1e-12)  # of each output channel

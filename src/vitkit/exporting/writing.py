@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,8 @@ def export(
             file, or the file exists and `force` is False.
         OSError: the disk is full or not writable.
     """
-    form, card = format_of(out), Card.from_classifier(classifier, precision)
+    form = format_of(out)
+    card = Card.from_classifier(classifier, precision)
     form.check(precision)
     if not classifier.classes:
         reason = "the model has no head, so there is nothing to predict: train one, or load with num_classes"
@@ -116,9 +118,15 @@ def export(
         if not form.can_take_pixels(precision):
             reason = f"a {form.suffix} file with weights in {precision} cannot take pixels"
             raise VitkitError("exporting.pixels-unsupported", reason)
-        is_multi_label = card.thresholds is not None
-        pixels = Pixels(card.preprocess.mean, card.preprocess.std, card.temperature, is_multi_label)
-    storage = Storage(precision, form.batch or batch, None if int8 is None else int8.images, pixels=pixels)
+        pixels = Pixels(
+            mean=card.preprocess.mean,
+            std=card.preprocess.std,
+            temperature=card.temperature,
+            is_multi_label=card.thresholds is not None,
+        )
+    calibration = None if int8 is None else int8.images
+    storage = Storage(precision, form.batch or batch, calibration, pixels=pixels)
+
     with _staged(out, form, force=force) as temporary:
         trial = _Trial(classifier, form, temporary, card, pictures)
         if int8 is None:
@@ -130,25 +138,34 @@ def export(
             guide = instructions(trial.card, takes_pixels=with_preprocess, file=temporary)
             form.guide(temporary).write_text(f"{guide}\n", encoding="utf-8")
         size = sum(file.stat().st_size for file in form.written_files(temporary))
-        batch_of_images = torch.stack(trial.images[:_BATCH])
+
         contenders = {"file": exported, "eager float32": classifier.use("eager", "float32", device="cpu")}
         if int8 is not None:
             fastest = classifier.use(device="cpu")
             contenders.setdefault(f"{fastest.backend} {fastest.precision}", fastest)
-        works = {name: partial(contender.logits, batch_of_images) for name, contender in contenders.items()}
-        times = interleave(works, _ROUNDS, min_seconds=0, max_seconds=_SECONDS)
-        speeds = {name: timing.rate(len(batch_of_images)).median for name, timing in times.items()}
-    return replace(outcome, size=size, images_per_s=speeds)
+        images_per_s = _measure_speeds(contenders, torch.stack(trial.images[:_BATCH]))
+    return replace(outcome, size=size, images_per_s=images_per_s)
+
+
+def _measure_speeds(contenders: Mapping[str, Classifier], images: Tensor) -> dict[str, float]:
+    """Measure how many images per second each classifier computes, in turn, in batches like `images`."""
+    works = {name: partial(classifier.logits, images) for name, classifier in contenders.items()}
+    times = interleave(works, _ROUNDS, min_seconds=0, max_seconds=_SECONDS)
+    return {name: timing.rate(len(images)).median for name, timing in times.items()}
 
 
 class _Trial:
     """A file that is being written, and what it is compared with."""
 
     def __init__(self, classifier: Classifier, form: Format, path: Path, card: Card, pictures: Pictures) -> None:
-        self.classifier, self.form, self.path, self.pictures = classifier, form, path, pictures
-        self.model_card = self.card = card  # with INT8, values in the card of the file are fitted again
+        self.classifier = classifier
+        self.form = form
+        self.path = path
+        self.pictures = pictures
+        self.model_card = card
+        self.card = card  # the card of the file; with INT8, some of its values are fitted again
         self.model = with_features(classifier.model) if card.features else classifier.model
-        self.seconds = 0.0
+        self.seconds = 0.0  # that writing has taken so far
         self.images, indices = read_pictures(classifier, pictures)  # each (C, height, width)
         self.has_class = _has_class(pictures, indices, card.classes)  # (B, K); None if this is unknown
 
@@ -189,7 +206,7 @@ class _Trial:
 
     def verify(self, exported: Exported, storage: Storage) -> Outcome:
         """Compare the file with the model in float32, and in bfloat16 if its runtime would choose that."""
-        images = read_pictures(exported, self.pictures)[0]
+        images, _ = read_pictures(exported, self.pictures)
         file_logits = _compute_logits(exported, images, "computing with the file")
         try:
             comparison = compare(self.model_logits, file_logits, self.card)
@@ -198,35 +215,38 @@ class _Trial:
             float32 = "" if self.card.dtype == "float32" else "--precision float32, or "
             reason = f"the file does not predict as the model does: {error}; use {float32}another format"
             raise Refused(error.code, reason) from error
-        pixels = torch.stack(images[:_FEATURES]).numpy()
+        sample = torch.stack(images[:_FEATURES]).numpy()
         if storage.pixels is not None:  # the file computes probabilities itself
-            difference = np.abs(exported.answer(pixels) - exported.runner.probabilities(pixels)).max()
+            difference = np.abs(exported.answer(sample) - exported.runner.probabilities(sample)).max()
             if not difference <= _MAX_ROUNDING:
                 reason = f"the file computes other probabilities than its logits have: up to {difference:.2g}"
                 raise Refused("exporting.probabilities-differ", reason)
         if self.card.features:  # unknown images are recognised by their features
-            expected, computed = (
-                torch.from_numpy(classifier.seeing()(pixels).features.copy())
-                for classifier in (self.classifier, exported)
-            )
+            expected = torch.tensor(self.classifier.seeing()(sample).features)
+            computed = torch.tensor(exported.seeing()(sample).features)
             cosine = F.cosine_similarity(expected.double(), computed.double(), dim=1).min().item()
             if not cosine >= COSINE:
                 reason = f"the file computes other features than the model: cosine {cosine:.6f} is below {COSINE}"
                 raise Refused("exporting.features-differ", reason)
-        in_bfloat16 = None
-        by_default = load_exported(self.path) if self.form.is_input else exported  # in the fastest precision
-        if by_default.precision == "bfloat16" and exported.runner.precision != "bfloat16":
-            rounded = _compute_logits(by_default, images, "computing with the file in bfloat16")
-            in_bfloat16 = compare(self.model_logits, rounded, self.card, "bfloat16")
-            try:
-                in_bfloat16.check(self.pictures.description)
-            except Refused as error:
-                raise Refused(
-                    error.code,
-                    "in bfloat16, which `vitkit predict` would use here, the file does not predict as the model does: "
-                    f"{error}",
-                ) from error
+        in_bfloat16 = self.compare_in_bfloat16(exported, images) if self.form.is_input else None
         return self.outcome(exported, file_logits, comparison, in_bfloat16=in_bfloat16)
+
+    def compare_in_bfloat16(self, exported: Exported, images: list[Tensor]) -> LogitComparison | None:
+        """Compare the model with the file in bfloat16, if `vitkit predict` would choose that; None otherwise."""
+        by_default = load_exported(self.path)
+        if by_default.precision != "bfloat16" or exported.runner.precision == "bfloat16":
+            return None
+        rounded = _compute_logits(by_default, images, "computing with the file in bfloat16")
+        comparison = compare(self.model_logits, rounded, self.card, "bfloat16")
+        try:
+            comparison.check(self.pictures.description)
+        except Refused as error:
+            raise Refused(
+                error.code,
+                "in bfloat16, which `vitkit predict` would use here, the file does not predict as the model does: "
+                f"{error}",
+            ) from error
+        return comparison
 
     def outcome(self, exported: Exported, file_logits: Tensor, comparison: LogitComparison, **fields: Any) -> Outcome:
         change = self.accuracy_change(file_logits)
@@ -241,7 +261,8 @@ def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Ou
     if trial.has_class is None:
         reason = "INT8 is judged by its accuracy on validation images, and these have other classes"
         raise VitkitError("exporting.classes-unknown", reason)
-    changes, max_loss = [], int8.max_drop + _ACCURACY_ROUNDING
+    max_loss = int8.max_drop + _ACCURACY_ROUNDING
+    changes = []  # of the attempts that lost too much accuracy
     for attempt in _attempts(trial, storage):
         trial.card = trial.model_card  # without the values that were fitted to the previous attempt
         exported = trial.write(attempt)
@@ -270,7 +291,8 @@ def _quantise(trial: _Trial, storage: Storage, int8: Int8) -> tuple[Exported, Ou
     tested = None
     if int8.tests is not None:
         images, indices = read_pictures(trial.classifier, int8.tests)
-        before, after = (_compute_logits(model, images, "testing") for model in (trial.classifier, exported))
+        before = _compute_logits(trial.classifier, images, "testing")
+        after = _compute_logits(exported, images, "testing")
         has_class = _has_class(int8.tests, indices, trial.card.classes)
         tested = accuracy_change(before, after, has_class, trial.model_card, trial.card)
     kept = tuple(name.removeprefix("model.") for name in attempt.keep[2:])  # without the first and the last layer
@@ -317,12 +339,12 @@ def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
         check_free(form.written_files(out), force=force)
         with staged(out) as temporary:
             yield temporary
-            files = list(zip(form.written_files(temporary), form.written_files(out), strict=True))
-            for written, _ in files:
-                with written.open("rb+") as file:
+            for path in form.written_files(temporary):
+                with path.open("rb+") as file:
                     os.fsync(file.fileno())
-            for written, final in files:  # an .xml file with the .bin file of another export is refused as damaged
-                written.replace(final)
+            # After an interruption, an .xml file with the .bin file of another export is refused as damaged.
+            for path, final in zip(form.written_files(temporary), form.written_files(out), strict=True):
+                path.replace(final)
 
 
 # --- Computing with the model and the file ----------------------------------------------------------------------
@@ -368,10 +390,9 @@ def _compute_logits(classifier: Classifier, images: list[Tensor], step: str) -> 
 
     The first image is computed alone and the others in batches, so that single images and larger batches are tested.
     """
-    batches = [images[:1], *(images[i : i + _BATCH] for i in range(1, len(images), _BATCH))]
-    rows, done = [], 0
-    for batch in batches:
-        rows.append(classifier.logits(torch.stack(batch)))
-        done += len(batch)
-        progress(step, done, len(images))
-    return torch.cat(rows)
+    logits = []
+    starts = [0, *range(1, len(images), _BATCH)]
+    for start, stop in pairwise([*starts, len(images)]):
+        logits.append(classifier.logits(torch.stack(images[start:stop])))
+        progress(step, stop, len(images))
+    return torch.cat(logits)

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -39,59 +39,77 @@ def main() -> None:
     score = unknown_score(card)
     if arguments.unknown is not None and score is None:
         parser.error("--unknown: this model has no score for images of unknown things")
-    rows = (row(session, card, score, path) for path in found(arguments.photos))
+    level = arguments.unknown
+    answers = (answer(session, card, score, level, path) for path in photographs(arguments.photos))
     if arguments.out is None:
-        for name, label, confidence, familiar, error in rows:
-            said = "?" if is_unknown(familiar, arguments.unknown) else label or "none of the classes"
-            more = "" if score is None else f", familiar {familiar:.3f}"
-            print(f"{name}: {error}" if error else f"{name}: {said} ({confidence:.1%}{more})")
+        for each in answers:
+            if each.error:
+                print(f"{each.path}: {each.error}")
+                continue
+            familiar = "" if score is None else f", familiar {each.familiar:.3f}"
+            print(f"{each.path}: {each.label or 'none of the classes'} ({each.confidence:.1%}{familiar})")
         return
     with arguments.out.open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)  # spreadsheets may also divide cells at semicolons
-        writer.writerow(["path", "label", "confidence", "error", *([] if score is None else ["familiar"])])
-        for name, label, confidence, familiar, error in rows:
-            said = "?" if is_unknown(familiar, arguments.unknown) else label
-            shown = [] if score is None else ["" if error else f"{familiar:.6f}"]
-            numbers = "" if error else f"{confidence:.6f}"
-            writer.writerow([harmless(str(name)), harmless(said), numbers, harmless(error), *shown])
+        columns = ["path", "label", "confidence", "error"]
+        if score is not None:
+            columns.append("familiar")
+        writer.writerow(columns)
+        for each in answers:
+            confidence = "" if each.error else f"{each.confidence:.6f}"
+            cells = [harmless(str(each.path)), harmless(each.label), confidence, harmless(each.error)]
+            if score is not None:
+                cells.append("" if each.error else f"{each.familiar:.6f}")
+            writer.writerow(cells)
     print(arguments.out)
 
 
-def found(places: list[Path]) -> Iterator[Path]:
-    for place in places:
-        if not place.is_dir():
-            yield place
+def photographs(paths: list[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
             continue
         left_out: Counter[str] = Counter()
-        for folder, folders, files in os.walk(place):
+        for folder, folders, files in os.walk(path):
             left_out.update(f"folder {name}" for name in folders if is_passed_over(name))
             folders[:] = sorted(name for name in folders if not is_passed_over(name))
-            reasons = {name: why_ignored(name) for name in sorted(files)}
-            left_out.update(reason for reason in reasons.values() if reason)
-            yield from (Path(folder, name) for name, reason in reasons.items() if reason is None)
+            for name in sorted(files):
+                reason = why_ignored(name)
+                if reason is None:
+                    yield Path(folder, name)
+                else:
+                    left_out[reason] += 1
         for reason, count in left_out.items():
-            print(f"note: left out of {place}: {reason} ({count})", file=sys.stderr)
+            print(f"note: left out of {path}: {reason} ({count})", file=sys.stderr)
 
 
-def row(session: Any, card: Card, score: Any, path: Path) -> tuple[Path, str, float, float, str]:
-    """Return the path, the label, its confidence, its familiarity, and an error message; "" if there is no error."""
+class Answer(NamedTuple):
+    path: Path
+    label: str = ""
+    confidence: float = math.nan
+    familiar: float = math.nan
+    error: str = ""  # why the photograph cannot be read; "" if it can
+
+
+def answer(session: Any, card: Card, score: Any, level: float | None, path: Path) -> Answer:
+    """Classify a photograph; its label is ? if its familiarity is at most the level."""
     preprocess = card["preprocess"]
     try:
         short_side = max(before_crop(preprocess) if preprocess["fit"].endswith("crop") else preprocess["size"])
         picture = picture_in(str(path), short_side)
     except Exception as error:  # a damaged file may raise anything
-        return path, "", math.nan, math.nan, f"cannot be read: {why_unreadable(str(path), error)}"
+        return Answer(path, error=f"cannot be read: {why_unreadable(str(path), error)}")
     if picture.doubt:
         print(f"note: {path} is possibly not read as meant: {picture.doubt}", file=sys.stderr)
     pixels = normalise(resize(picture.image, preprocess), preprocess)
     outputs = session.run(["logits"] if score is None else ["logits", "features"], {"images": pixels[None]})
     label, confidence = decide(probabilities(outputs[0][0], card), card)
-    familiar = math.nan if score is None else familiarity(score, outputs[1][0].astype(np.float64))
-    return path, label, confidence, familiar, ""
-
-
-def is_unknown(familiar: float, level: float | None) -> bool:
-    return level is not None and familiar <= level
+    if score is None:
+        return Answer(path, label, confidence)
+    familiar = familiarity(score, outputs[1][0].astype(np.float64))
+    if level is not None and familiar <= level:
+        label = "?"
+    return Answer(path, label, confidence, familiar)
 
 
 def decide(p: Any, card: Card) -> tuple[str, float]:
@@ -99,7 +117,9 @@ def decide(p: Any, card: Card) -> tuple[str, float]:
     if "thresholds" not in card:
         return card["classes"][p.argmax()], p.max()
     named = np.flatnonzero(p >= np.array(card["thresholds"]))
-    return ";".join(card["classes"][i] for i in named), p[named].min() if len(named) else 1 - p.max()
+    if not len(named):
+        return "", 1 - p.max()
+    return ";".join(card["classes"][i] for i in named), p[named].min()
 
 
 def probabilities(logits: Any, card: Card) -> Any:
@@ -122,23 +142,28 @@ def unknown_score(card: Card) -> Any:
         return None
     data = base64.b64decode(card["trust"])
     start = 8 + int.from_bytes(data[:8], "little")
-    header, arrays = json.loads(data[8:start]), {}
-    kinds = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4"}
+    header = json.loads(data[8:start])
     about = json.loads(header.pop("__metadata__")["trust"])["unknown"]
+    dtypes = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4"}
+    arrays = {}
     for name, entry in header.items():
-        first, last = (start + place for place in entry["data_offsets"])
-        array = np.frombuffer(data[first:last], kinds[entry["dtype"]]).reshape(entry["shape"])
+        first, last = entry["data_offsets"]
+        array = np.frombuffer(data[start + first : start + last], dtypes[entry["dtype"]]).reshape(entry["shape"])
         arrays[name] = array.astype(np.float64)
     points = arrays["unknown.neighbours.points"]
-    nearest = about["nearest"]["neighbours"] if "nearest" in about else max(1, min(10, len(points) // 10))
+    nearest = max(1, min(10, len(points) // 10))  # cards of early versions do not contain it
+    if "nearest" in about:
+        nearest = about["nearest"]["neighbours"]
     return points, nearest, arrays["unknown.known"].ravel()
 
 
 def familiarity(score: Any, features: Any) -> float:
     """Return the familiarity of one picture."""
     points, nearest, known = score
-    distances = np.sort(((points - features / max(np.linalg.norm(features), 1e-12)) ** 2).sum(axis=1))
-    return float((1 + (known >= distances[nearest - 1]).sum()) / (len(known) + 1))
+    unit = features / max(np.linalg.norm(features), 1e-12)
+    distances = np.sort(((points - unit) ** 2).sum(axis=1))
+    at_least = (known >= distances[nearest - 1]).sum()
+    return float((1 + at_least) / (len(known) + 1))
 
 
 def before_crop(preprocess: Card) -> list[int]:
@@ -147,22 +172,27 @@ def before_crop(preprocess: Card) -> list[int]:
 
 def resize(image: Image.Image, preprocess: Card) -> Image.Image:
     """Crop, pad or squash a picture to the model's input size."""
-    (h, w), fit = preprocess["size"], preprocess["fit"]
+    h, w = preprocess["size"]
+    fit = preprocess["fit"]
     filter_ = Image.Resampling[preprocess["interpolation"].upper()]
     if fit == "squash":
         return image.resize((w, h), filter_)
     if fit == "pad":
         scale = min(h / image.height, w / image.width)
-        full_h, full_w = max(1, round(image.height * scale)), max(1, round(image.width * scale))
-        canvas = Image.new("RGB", (w, h), tuple(round(255 * value) for value in (preprocess["mean"] * 3)[:3]))
+        full_h = max(1, round(image.height * scale))
+        full_w = max(1, round(image.width * scale))
+        mean = (preprocess["mean"] * 3)[:3]  # a grey model has one value
+        canvas = Image.new("RGB", (w, h), tuple(round(255 * value) for value in mean))
         canvas.paste(image.resize((full_w, full_h), filter_), ((w - full_w) // 2, (h - full_h) // 2))
         return canvas
     full_h, full_w = before_crop(preprocess)
-    if fit == "crop" and full_h * image.width <= full_w * image.height:
-        full_h = int(full_w * image.height / image.width)
-    elif fit == "crop":
-        full_w = int(full_h * image.width / image.height)
-    top, left = (both // 2 if preprocess.get("floor_crop") else round(both / 2) for both in (full_h - h, full_w - w))
+    if fit == "crop":  # without distortion
+        if full_h * image.width <= full_w * image.height:
+            full_h = int(full_w * image.height / image.width)
+        else:
+            full_w = int(full_h * image.width / image.height)
+    halved = math.floor if preprocess.get("floor_crop") else round
+    top, left = halved((full_h - h) / 2), halved((full_w - w) / 2)
     if full_h * full_w > MAX_PIXELS:  # a very long picture: only the part that is kept
         x, y = image.width / full_w, image.height / full_h
         return image.resize((w, h), filter_, (left * x, top * y, (left + w) * x, (top + h) * y))
