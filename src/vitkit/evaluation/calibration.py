@@ -13,7 +13,8 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 
 Floats = npt.NDArray[np.floating[Any]]
 BINS = 15
-_TEMPERATURES, _STRENGTHS = (0.05, 20.0), (0.0, 2.0)  # allowed ranges
+_TEMPERATURES = (0.05, 20.0)  # allowed range
+_STRENGTHS = (0.0, 2.0)  # allowed range
 _PRIOR = 0.5  # standard deviation of the priors of ln T and of the strength, which limit the influence of few images
 _NUMBERS = 2**18  # entries of an array that are processed at a time; they fit into a core's cache
 
@@ -37,8 +38,12 @@ class Reliability:
         """Bin n images by confidence; `confidence` and `is_correct` are (n,)."""
         bins = bin_of(confidence)
         counts = np.bincount(bins, minlength=BINS)
-        sums = [np.bincount(bins, values, minlength=BINS) for values in (confidence, is_correct)]
-        return cls(counts, *(total / np.maximum(counts, 1) for total in sums))
+        images = np.maximum(counts, 1)  # no division by 0
+        return cls(
+            counts=counts,
+            confidence=np.bincount(bins, confidence, minlength=BINS) / images,
+            accuracy=np.bincount(bins, is_correct, minlength=BINS) / images,
+        )
 
     @property
     def ece(self) -> float:
@@ -82,20 +87,24 @@ def calibrate(
     def cost(log_t: float, strength: float) -> float:
         losses = np.empty(len(logits))
         for rows in blocks(*logits.shape):
-            z, label = logits[rows] / np.exp(log_t) + strength * shift, labels[rows]
+            z = logits[rows] / np.exp(log_t) + strength * shift
+            label = labels[rows]
             if labels.ndim == 1:
                 losses[rows] = -log_softmax(z, axis=1)[np.arange(len(label)), label]
             else:  # the sum over K binary decisions
                 losses[rows] = -log_expit(np.where(label == 1, z, -z)).sum(axis=1)
         return float(image_weights @ losses + (log_t / _PRIOR) ** 2 / 2 + ((strength - 1) / _PRIOR) ** 2 / 2)
 
-    low, high = np.log(_TEMPERATURES)
+    log_temperatures = tuple(np.log(_TEMPERATURES))
     if not shift_has_effect:
-        options = {"xatol": 1e-6}
-        best = minimize_scalar(lambda log_t: cost(log_t, 1.0), bounds=(low, high), method="bounded", options=options)
+        best = minimize_scalar(
+            lambda log_t: cost(log_t, 1.0), bounds=log_temperatures, method="bounded", options={"xatol": 1e-6}
+        )
         return Calibration(float(np.exp(best.x)))
-    both = minimize(lambda pair: cost(*pair), (0.0, 1.0), bounds=((low, high), _STRENGTHS), method="L-BFGS-B")
-    return Calibration(float(np.exp(both.x[0])), float(both.x[1]))
+    bounds = (log_temperatures, _STRENGTHS)
+    best = minimize(lambda pair: cost(pair[0], pair[1]), (0.0, 1.0), bounds=bounds, method="L-BFGS-B")
+    log_t, strength = best.x
+    return Calibration(float(np.exp(log_t)), float(strength))
 
 
 def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -113,4 +122,5 @@ def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArra
 
 def to_probabilities(logits: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Convert logits to probabilities (n, K), by softmax for labels (n,) and by sigmoid for class indicators (n, K)."""
-    return np.asarray(softmax(logits, axis=1) if labels.ndim == 1 else expit(logits), dtype=np.float32)
+    probabilities = softmax(logits, axis=1) if labels.ndim == 1 else expit(logits)
+    return np.asarray(probabilities, dtype=np.float32)

@@ -69,9 +69,12 @@ class Sample:
     @classmethod
     def joined(cls, parts: Sequence[Sample]) -> Sample:
         """Concatenate the values of several sets of images, of which there is at least one."""
-        predicted, doubt = (np.concatenate([getattr(part, name) for part in parts]) for name in ("predicted", "doubt"))
         distances = [part.distance for part in parts if part.distance is not None]
-        return cls(predicted, doubt, np.concatenate(distances) if distances else None)
+        return cls(
+            predicted=np.concatenate([part.predicted for part in parts]),
+            doubt=np.concatenate([part.doubt for part in parts]),
+            distance=np.concatenate(distances) if distances else None,
+        )
 
     def __len__(self) -> int:
         return len(self.predicted)
@@ -100,31 +103,47 @@ def drift_tests(before: Sample, now: Sample, classes: Sequence[str], seed: int =
     """
     from scipy.stats import false_discovery_control, ks_2samp
 
-    counts = [np.bincount(sample.predicted, minlength=len(classes)) for sample in (before, now)]
-    earlier, new = shares = [count / max(int(count.sum()), 1) for count in counts]
-    k = int(np.lexsort((new, np.abs(new - earlier)))[-1])  # the class whose share changed most; of several, the largest
-    medians = [f"median {1 - float(np.median(sample.doubt)):.3f}" for sample in (before, now)]
-    rows = [
-        ("classes", _class_shares_p_value(*counts, seed=seed), [f"{classes[k]} {share[k]:.1%}" for share in shares]),
-        ("confidence", float(ks_2samp(before.doubt, now.doubt).pvalue), medians),
-    ]
+    p_values = dict[str, float]()
+    words = dict[str, tuple[str, str]]()
+
+    counts_before = np.bincount(before.predicted, minlength=len(classes))
+    counts_now = np.bincount(now.predicted, minlength=len(classes))
+    p_values["classes"] = _class_shares_p_value(counts_before, counts_now, seed=seed)
+    shares_before = counts_before / max(len(before), 1)
+    shares_now = counts_now / max(len(now), 1)
+    # The class whose share changed most; of several such classes, the most frequent one.
+    k = int(np.lexsort((shares_now, np.abs(shares_now - shares_before)))[-1])
+    words["classes"] = f"{classes[k]} {shares_before[k]:.1%}", f"{classes[k]} {shares_now[k]:.1%}"
+
+    p_values["confidence"] = float(ks_2samp(before.doubt, now.doubt).pvalue)
+    medians = 1 - float(np.median(before.doubt)), 1 - float(np.median(now.doubt))
+    words["confidence"] = f"median {medians[0]:.3f}", f"median {medians[1]:.3f}"
+
     if before.distance is not None and now.distance is not None:
+        p_values["distance"] = float(ks_2samp(before.distance, now.distance).pvalue)
         limit = float(np.quantile(before.distance, 0.95, method="higher"))
-        far = [f"{(values > limit).mean():.1%} above {limit:.3g}" for values in (before.distance, now.distance)]
-        rows.append(("distance", float(ks_2samp(before.distance, now.distance).pvalue), far))
-    adjusted = map(float, false_discovery_control([p for _, p, _ in rows]))
-    return tuple(DriftTest(name, p, q, *words) for (name, p, words), q in zip(rows, adjusted, strict=True))
+        far = (before.distance > limit).mean(), (now.distance > limit).mean()
+        words["distance"] = f"{far[0]:.1%} above {limit:.3g}", f"{far[1]:.1%} above {limit:.3g}"
+
+    adjusted = false_discovery_control(list(p_values.values())).tolist()
+    return tuple(
+        DriftTest(name, p, p_adjusted, *words[name])
+        for (name, p), p_adjusted in zip(p_values.items(), adjusted, strict=True)
+    )
 
 
 def _class_shares_p_value(before: Ints, now: Ints, *, seed: int) -> float:
     # The p-value of a permutation test for equal class shares, with Pearson's chi-squared statistic.
-    both, images, rng = before + now, int(now.sum()), np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
+    both = before + now
+    images = int(now.sum())
     measured = float(_chi_squared(now, both, images)) * (1 - 1e-12)  # so that rounding breaks no tie
-    block, extreme = max(1, _BLOCK_COUNTS // len(both)), 0
+    at_least = 0  # permutations whose statistic is at least as large
+    block = max(1, _BLOCK_COUNTS // len(both))
     for start in range(0, _DRAWS, block):
         drawn = rng.multivariate_hypergeometric(both, images, size=min(block, _DRAWS - start))
-        extreme += int((_chi_squared(drawn, both, images) >= measured).sum())
-    return (1 + extreme) / (_DRAWS + 1)
+        at_least += int((_chi_squared(drawn, both, images) >= measured).sum())
+    return (1 + at_least) / (_DRAWS + 1)
 
 
 def _chi_squared(now: npt.NDArray[Any], both: npt.NDArray[Any], images: int) -> npt.NDArray[np.float64]:

@@ -8,7 +8,7 @@ three rounds. The figures with the current labels are reported in addition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.earlier_labels import ChangesSinceRuns
 from vitkit.data.table import ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
-from vitkit.evaluation.figures import figures, unseen_part
+from vitkit.evaluation.figures import main_figures, unseen_part
 from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.system.files import empty_array
@@ -48,18 +48,18 @@ def evaluate(
         table.task.require_single(
             f"{table.name} has images with several classes or none, but the model predicts exactly one for each image"
         )
-    splits = sorted(set(filter(None, table.splits)))
+    splits = sorted({name for name in table.splits if name})
     if split not in ("all", *splits):
         raise VitkitError(
             "evaluation.split-missing", f"{table.name} has no {split} split: choose {', '.join([*splits, 'all'])}"
         )
     rows = table if split == "all" else table.of_split(split)
     number_of = map_classes(rows, classifier)
-    K, has_unknown = len(classifier.classes), classifier.unknown is not None
+    K = len(classifier.classes)
+    has_unknown = classifier.unknown is not None
     assessed = empty_array((len(rows), K + has_unknown))  # probabilities, and perhaps `Evaluation.p_known`
     predicted: list[int] = []  # indices of the n rows that could be predicted
     unreadable: dict[str, str] = {}
-    assessments: Iterable[tuple[str, npt.NDArray[np.float32] | str]]
     if outcomes is None:
         assessments = classifier.assessments(rows.file(i) for i in range(len(rows)))
     else:
@@ -72,29 +72,43 @@ def evaluate(
             predicted.append(i)
         if progress is not None:
             progress(i + 1, len(rows))
+
     not_finite = [path for path, reason in unreadable.items() if reason == NOT_FINITE]
     if not_finite:  # figures of the remaining images alone would be too good
         message = f"{NOT_FINITE}. It concerns {len(not_finite)} of {len(rows)} images, first {not_finite[0]}"
         raise UnansweredError("evaluation.output-not-finite", message)
     if not predicted:
-        first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
-        message = f"{table.name} has no readable image in its {split} split below {table.place}{first}"
+        message = f"{table.name} has no readable image in its {split} split below {table.place}"
+        if unreadable:
+            path, reason = next(iter(unreadable.items()))
+            message += f" (first: {path}: {reason})"
         raise VitkitError("evaluation.images-unreadable", message)
+
     assessed = assessed[: len(predicted)]
-    paths, probabilities = tuple(rows.paths[i] for i in predicted), assessed[:, :K]  # (n,), (n, K)
+    paths = tuple(rows.paths[i] for i in predicted)
+    probabilities = assessed[:, :K]
     if classifier.thresholds is None:
-        labels = np.array([number_of[rows.labels[i]] for i in predicted])  # (n,)
-        p_known = assessed[:, K] if has_unknown else None
-        temperature = classifier.temperature
         return Evaluation(
-            split, classifier.classes, paths, labels, probabilities, unreadable, temperature, p_known=p_known
+            split=split,
+            classes=classifier.classes,
+            paths=paths,
+            labels=np.array([number_of[rows.labels[i]] for i in predicted]),
+            probabilities=probabilities,
+            unreadable=unreadable,
+            temperature=classifier.temperature,
+            p_known=assessed[:, K] if has_unknown else None,
         )
     indicators = np.zeros((len(predicted), K), dtype=np.int64)
     for row, i in enumerate(predicted):
         indicators[row, [number_of[label] for label in rows.classes_of(i)]] = 1
-    thresholds = classifier.thresholds
     return MultiEvaluation(
-        split, classifier.classes, paths, indicators, probabilities, unreadable, thresholds=thresholds
+        split=split,
+        classes=classifier.classes,
+        paths=paths,
+        labels=indicators,
+        probabilities=probabilities,
+        unreadable=unreadable,
+        thresholds=classifier.thresholds,
     )
 
 
@@ -104,15 +118,22 @@ def map_classes(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
     It is an error if an image has a class that the classifier does not know. Classes without images do not matter.
     """
     number_of = {name: i for i, name in enumerate(classifier.classes)}
-    present = {name: i for i, (name, count) in enumerate(rows.counts().items()) if count}
-    unknown = [name for name in present if name not in number_of]
+    numbers = dict[int, int]()
+    unknown = []
+    for i, (name, count) in enumerate(rows.counts().items()):
+        if not count:
+            continue
+        if name in number_of:
+            numbers[i] = number_of[name]
+        else:
+            unknown.append(name)
     if unknown:
         known = ", ".join(classifier.classes[:10]) + (", ..." if len(classifier.classes) > 10 else "")
         raise VitkitError(
             "evaluation.class-unknown",
             f"{rows.name} has classes the model does not know: {', '.join(unknown)} (it knows {known})",
         )
-    return {i: number_of[name] for name, i in present.items()}
+    return numbers
 
 
 def evaluate_with_earlier_labels(
@@ -174,29 +195,28 @@ def earlier_figures(
     """
     entries: dict[str, Any] = {}
     counted = unseen_part(evaluation, seen)
-    if changed := [item for item in earlier.changed if item.path in evaluation.current_labels]:
+    changed = [item for item in earlier.changed if item.path in evaluation.current_labels]
+    if changed:
         runs = sorted({item.by for item in changed})
         entries["relabelled"] = {"runs": runs, "paths": [item.path for item in changed]}
         entries["with_labels_now"] = {}
         if counted is not None:
-            now = with_labels(counted, counted.current_labels)
-            numbers, shown = figures(now), (*now.summary(), "intervals_95")
-            entries["with_labels_now"] = {name: numbers[name] for name in shown if name in numbers}
+            entries["with_labels_now"] = main_figures(with_labels(counted, counted.current_labels))
     if earlier.missing and counted is not None:
         missing = np.array([item.label == item.predicted for item in earlier.missing])  # whether each was correct
-        values = np.concatenate([counted.is_correct, missing]).astype(np.float64)
+        all_images = np.concatenate([counted.is_correct, missing]).astype(np.float64)
         groups = None
         if counted.groups:  # a missing image is a group of its own, with a negative number
-            groups = np.concatenate([np.array(counted.groups), np.arange(len(missing)) - len(missing)])
-        ends = mean_interval(values, 1.0, Units.of(len(values), groups))
-        alone = mean_interval(counted.is_correct.astype(np.float64), 1.0, Units.of_evaluation(counted))
+            groups = np.concatenate([np.array(counted.groups), np.arange(-len(missing), 0)])
+        low, high = mean_interval(all_images, 1.0, Units.of(len(all_images), groups))
+        # This model may do better on the missing images than the earlier one did, but hardly better than on the
+        # other images, so the interval covers theirs, too.
+        others = mean_interval(counted.is_correct.astype(np.float64), 1.0, Units.of_evaluation(counted))
         entries["missing_tests"] = {
             "images": len(missing),
             "right": int(missing.sum()),
             "runs": sorted({item.run for item in earlier.missing}),
-            "accuracy": float(values.mean()),
-            # This model may do better on the missing images than the earlier one did, but hardly better than on the
-            # other images, so the interval covers theirs, too.
-            "interval_95": [min(ends[0], alone[0]), max(ends[1], alone[1])],
+            "accuracy": float(all_images.mean()),
+            "interval_95": [min(low, others[0]), max(high, others[1])],
         }
     return entries

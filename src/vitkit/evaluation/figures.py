@@ -29,7 +29,8 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
     """Compute all figures in plain JSON types, `accuracy` first, as in evaluation.json and `vitkit eval --json`."""
     rows = evaluation.per_class()
     numbers = {**evaluation.summary(), "chosen_on": list(evaluation.chosen)}
-    if not isinstance(evaluation, MultiEvaluation):
+    is_multi = isinstance(evaluation, MultiEvaluation)
+    if not is_multi:
         curves = evaluation.curves  # of the classes that occur, each against all others
         for i, row in enumerate(rows.values()):
             row["roc_auc"] = curves[i].roc_auc if i in curves else None
@@ -45,15 +46,18 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
     # The baseline always predicts the most frequent label, or the most frequent set of labels.
     _, examples, counts = np.unique(evaluation.labels, axis=0, return_index=True, return_counts=True)
     most_frequent = int(counts.argmax())
-    label = evaluation.label_of(int(examples[most_frequent]))
-    numbers["baseline"] = {"label": label, "accuracy": float(counts[most_frequent] / len(evaluation.labels))}
+    numbers["baseline"] = {
+        "label": evaluation.label_of(int(examples[most_frequent])),
+        "accuracy": float(counts[most_frequent] / len(evaluation.labels)),
+    }
     numbers["absent_classes"] = list(evaluation.absent)
-    if not isinstance(evaluation, MultiEvaluation):
+    if not is_multi:
         numbers["confused"] = [
             {"true": true, "predicted": predicted, "count": count, "share": share}
             for true, predicted, count, share in evaluation.confused(20)
         ]
-    return {**numbers, "per_class": rows}
+    numbers["per_class"] = rows
+    return numbers
 
 
 def _zero_shot_templates(provenance: Mapping[str, Any]) -> tuple[str, ...]:
@@ -132,8 +136,8 @@ def seen_to_exclude(roles: Mapping[str, str | None], split: str) -> dict[str, st
     These are the images that the weights were trained on and, except in the `val` split, selected by. For the split
     `BY_FOLDS`, no images are excluded.
     """
-    invalid = {"val": ("train",), BY_FOLDS: ()}.get(split, ("train", "val"))
-    return {path: role for path, role in roles.items() if role is not None and role in invalid}
+    excluded = {"val": ("train",), BY_FOLDS: ()}.get(split, ("train", "val"))
+    return {path: role for path, role in roles.items() if role in excluded}
 
 
 def all_figures(
@@ -162,7 +166,7 @@ def all_figures(
     counted = unseen_part(evaluation, seen)
     numbers = figures(evaluation) | _NO_FIGURES if counted is None else figures(counted)
     numbers = {"accuracy": numbers["accuracy"], **(about or {}), **numbers}  # `accuracy` stays the first entry
-    roles = {path: seen[path] for path in evaluation.paths if seen and seen.get(path) is not None}
+    roles = {path: seen[path] for path in evaluation.paths if path in seen} if seen else {}
     if seen is None or (not roles and doubt == UNRECORDED):
         numbers["seen"] = None
     else:
@@ -171,15 +175,18 @@ def all_figures(
             "trained_on": sum(role == "train" for role in roles.values()),
             "chosen_by": sum(role == "val" for role in roles.values()),
             "paths": list(roles),
-            **({"doubt": doubt} if doubt else {}),
         }
+        if doubt:
+            numbers["seen"]["doubt"] = doubt
     if roles:
         rest = without(evaluation, roles)
-        numbers["with_seen"] = _main_figures(evaluation)
-        numbers["without_seen"] = None if rest is None else _main_figures(rest)
-    if templates := _zero_shot_templates(provenance):
+        numbers["with_seen"] = main_figures(evaluation)
+        numbers["without_seen"] = None if rest is None else main_figures(rest)
+    templates = _zero_shot_templates(provenance)
+    if templates:
         numbers["zero_shot"] = list(templates)
-    return {**numbers, "headline": headline_of(numbers).to_dict()}
+    numbers["headline"] = headline_of(numbers).to_dict()
+    return numbers
 
 
 # The figures if the weights had seen all images, so that none can be computed.
@@ -197,7 +204,9 @@ def unseen_part(evaluation: Evaluation, seen: Mapping[str, Any] | None) -> Evalu
 
     Nothing is removed if `seen` is None (unknown), or from the training split, all of whose images were seen.
     """
-    return evaluation if evaluation.split == "train" or not seen else without(evaluation, seen)
+    if evaluation.split == "train" or not seen:
+        return evaluation
+    return without(evaluation, seen)
 
 
 def counted_part(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluation:
@@ -206,7 +215,8 @@ def counted_part(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluati
     return unseen_part(evaluation, dict.fromkeys(seen["paths"])) or evaluation
 
 
-def _main_figures(evaluation: Evaluation) -> dict[str, Any]:
+def main_figures(evaluation: Evaluation) -> dict[str, Any]:
+    """Compute the main figures and their 95 % confidence intervals."""
     return {**evaluation.summary(), "intervals_95": {name: list(ends) for name, ends in intervals(evaluation).items()}}
 
 
@@ -233,8 +243,11 @@ def describe(numbers: Mapping[str, Any]) -> str | None:
     seen = numbers.get("seen")
     if not seen or not seen["images"]:
         return None
-    uses = {"trained_on": "trained on", "chosen_by": "chosen by"}
-    how = [f"{seen[key]} {use}" for key, use in uses.items() if seen[key]]
+    how = []
+    if seen["trained_on"]:
+        how.append(f"{seen['trained_on']} trained on")
+    if seen["chosen_by"]:
+        how.append(f"{seen['chosen_by']} chosen by")
     with_seen, without_seen = numbers["with_seen"], numbers["without_seen"]
     text = (
         f"{seen['images']} of {with_seen['images']} images had been seen by the weights ({', '.join(how)}): "
@@ -290,20 +303,21 @@ def tta_figures(
     `seen` are excluded. `views` are the names of the views and their number, and `seconds` the times of the two
     evaluations.
     """
-    (view_names, view_count), (plain_seconds, tta_seconds) = views, seconds
+    view_names, view_count = views
+    plain_seconds, tta_seconds = seconds
     before, after = unseen_part(plain, seen), unseen_part(averaged, seen)
-    compared: dict[str, Any] = {"plain": None, "gain": None}
-    if before is not None and after is not None:
-        compared = {"plain": before.summary(), "gain": gain(before, after)}
-    return {
-        "tta": {
-            "views": view_names,
-            "per_image": view_count,
-            "seconds": {"plain": round(plain_seconds, 3), "tta": round(tta_seconds, 3)},
-            "times_slower": round(tta_seconds / plain_seconds, 2),
-            **compared,
-        }
+    entry = {
+        "views": view_names,
+        "per_image": view_count,
+        "seconds": {"plain": round(plain_seconds, 3), "tta": round(tta_seconds, 3)},
+        "times_slower": round(tta_seconds / plain_seconds, 2),
+        "plain": None,
+        "gain": None,
     }
+    if before is not None and after is not None:
+        entry["plain"] = before.summary()
+        entry["gain"] = gain(before, after)
+    return {"tta": entry}
 
 
 def tta_lines(numbers: Mapping[str, Any]) -> list[str]:

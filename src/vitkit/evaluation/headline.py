@@ -76,15 +76,17 @@ class Headline:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all attributes in plain JSON types, as in evaluation.json."""
-        return {
+        fields = {
             "figure": self.figure,
             "value": self.value,
             "interval_95": None if self.interval is None else list(self.interval),
             "images": self.images,
             "split": self.split,
             "caveats": [asdict(caveat) for caveat in self.caveats],
-            **({"folds": self.folds} if self.folds else {}),
         }
+        if self.folds:
+            fields["folds"] = self.folds
+        return fields
 
 
 def headline_of(numbers: Mapping[str, Any]) -> Headline:
@@ -98,10 +100,14 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
     """
     if isinstance(numbers["accuracy"], Mapping):
         return _headline_of_folds(numbers)
-    value, images, missing = numbers["accuracy"], numbers.get("images", 0), numbers.get("missing_tests")
+    value = numbers["accuracy"]
     interval = numbers.get("intervals_95", {}).get("accuracy")
+    images = numbers.get("images", 0)
+    missing = numbers.get("missing_tests")
     if missing:
-        value, images, interval = missing["accuracy"], images + missing["images"], missing["interval_95"]
+        value = missing["accuracy"]
+        interval = missing["interval_95"]
+        images += missing["images"]
     return Headline(
         figure="exact match" if numbers.get("task") == "multi" else "accuracy",
         value=value,
@@ -121,22 +127,30 @@ def value_of(headline: Headline) -> float:
 
 def _headline_of_folds(numbers: Mapping[str, Any]) -> Headline:
     # The mean over the folds of a cross-validation, with the caveats of every fold.
-    mean, folds = numbers["accuracy"]["mean"], [headline_of(fold) for fold in numbers["folds"]]
+    folds = numbers["folds"]
+    headlines = [headline_of(fold) for fold in folds]
+    mean = numbers["accuracy"]["mean"]
     low, high = numbers["accuracy"]["interval_95"] or (0.0, 1.0)
-    caveats = list(dict.fromkeys(caveat for fold in numbers["folds"] for caveat in _caveats(fold)))
+    caveats = list[Caveat]()
     if final := numbers.get("final"):
         all_images = plural(final["images"], "image", "images")
         text = f"of the folds' models; the final model was trained on all {all_images}, so none is left to test it"
-        caveats.insert(0, Caveat("of_folds", text))
-    images, groups = (sum(fold.get(name, 0) for fold in numbers["folds"]) for name in ("images", "independent_groups"))
-    combined = {"images": images, "independent_groups": groups, "baseline": _majority_of_folds(numbers)}
+        caveats.append(Caveat("of_folds", text))
+    for fold in folds:
+        caveats += _caveats(fold)
+    combined = {
+        "images": sum(fold.get("images", 0) for fold in folds),
+        "independent_groups": sum(fold.get("independent_groups", 0) for fold in folds),
+        "baseline": _majority_of_folds(numbers),
+    }
+    caveats += _caveats_of_images(combined, low)
     return Headline(
-        figure=folds[0].figure,
+        figure=headlines[0].figure,
         value=mean,
         interval=None if mean is None else (low, high),
-        images=sum(fold.images for fold in folds),
-        split=folds[0].split,
-        caveats=(*caveats, *_caveats_of_images(combined, low)),
+        images=sum(headline.images for headline in headlines),
+        split=headlines[0].split,
+        caveats=tuple(dict.fromkeys(caveats)),  # once each, although several folds may have it
         folds=len(folds),
     )
 
@@ -157,41 +171,54 @@ def _majority_of_folds(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     # The most serious come first. A new kind needs an entry here and in `Kind`.
-    is_train = numbers["split"] == "train"
-    if numbers["split"] == BY_FOLDS:
+    split = numbers["split"]
+    if split == BY_FOLDS:
         yield Caveat(
             "of_folds", "each was tested by a last layer trained without it; the model's own was trained on all"
         )
-    if is_train:
+    if split == "train":
         yield Caveat("trained_on", "training images: the figure says nothing about others")
-    elif seen := int((numbers.get("seen") or {"images": 0})["images"]):
-        if numbers["without_seen"] is None:
-            split = "" if numbers["split"] == "all" else f"{numbers['split']} "
-            text = f"the weights had seen all {seen} {split}images"
-        else:
-            text = f"without {seen} that the weights had seen"
-        yield Caveat("seen", f"{text}; with them {numbers['with_seen']['accuracy']:.4f}")
-    recorded = numbers.get("seen", {})
-    if recorded is None and not is_train:
-        yield Caveat("unrecorded", UNRECORDED)
-    elif recorded and recorded.get("doubt"):
-        yield Caveat("unrecorded", recorded["doubt"])
-    yield from (Caveat("problem", text) for text in numbers.get("problems", ()))
+    yield from _caveats_of_seen(numbers)
+    for problem in numbers.get("problems", ()):
+        yield Caveat("problem", problem)
     yield from _caveats_of_labels(numbers)
+    unreadable = numbers.get("unreadable", 0)
     if changed := numbers.get("changed"):
         yield Caveat("changed", changed["text"])
-    unreadable = numbers.get("unreadable", 0) - (changed or {"images": 0})["images"]  # these include changed images
+        unreadable -= changed["images"]  # changed images count as unreadable, too
     if unreadable > 0:
         yield Caveat("unreadable", f"without {unreadable} that cannot be read")
     if chosen := numbers.get("chosen_on"):
         yield Caveat("chosen_on", f"validation, flattered by selection: chosen on these images: {', '.join(chosen)}")
     if "zero_shot" in numbers:
         yield Caveat("zero_shot", "zero-shot: by the class names alone")
-    if (tta := numbers.get("tta")) is not None:
+    tta = numbers.get("tta")
+    if tta is not None:
         plain = "" if tta["plain"] is None else f"; with one view {tta['plain']['accuracy']:.4f}"
         yield Caveat("tta", f"mean of {tta['per_image']} views of each image{plain}")
-    if (precision := numbers.get("precision", "float32")) != "float32":
+    precision = numbers.get("precision", "float32")
+    if precision != "float32":
         yield Caveat("precision", f"computed in {precision}")
+
+
+def _caveats_of_seen(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
+    # The weights had seen some of the images, or may have.
+    split = numbers["split"]
+    seen = numbers.get("seen", {})  # None if nothing is recorded of what the weights had seen
+    if seen is None:
+        if split != "train":
+            yield Caveat("unrecorded", UNRECORDED)
+        return
+    count = seen.get("images", 0)
+    if count and split != "train":
+        if numbers["without_seen"] is None:
+            kind = "images" if split == "all" else f"{split} images"
+            text = f"the weights had seen all {count} {kind}"
+        else:
+            text = f"without {count} that the weights had seen"
+        yield Caveat("seen", f"{text}; with them {numbers['with_seen']['accuracy']:.4f}")
+    if seen.get("doubt"):
+        yield Caveat("unrecorded", seen["doubt"])
 
 
 def _caveats_of_images(numbers: Mapping[str, Any], low: float) -> Iterator[Caveat]:
@@ -247,22 +274,28 @@ def verdict_of(numbers: Mapping[str, Any]) -> Verdict:
     warning its caveats must be read. `numbers` is the content of evaluation.json or folds.json.
     """
     headline = headline_of(numbers)
-    kinds = {caveat.kind for caveat in headline.caveats}
     if headline.value is None:
         return Verdict("problem", "Test it on other photographs: the weights had seen all of these")
     start = "All classes right for" if headline.figure == "exact match" else "Right for"
     words = f"{start} {share_in_words(headline.value, headline.images)} photographs"
     low, high = headline.interval or (0.0, 1.0)
-    baseline = _majority_of_folds(numbers) if headline.folds else numbers.get("baseline")
+    kinds = {caveat.kind for caveat in headline.caveats}
+
     if "trained_on" in kinds:
         return Verdict("problem", f"{words}, but it learned from these, so test it on others")
     if "problem" in kinds:
         return Verdict("problem", f"{words}, but the data have a problem to solve first")
-    if "baseline" in kinds and baseline and baseline["accuracy"] >= low:
-        return Verdict("problem", f"{words}, which is not clearly better than always answering {baseline['label']!r}")
-    level: Level = "warning" if kinds & _WARNING_KINDS or high - low > _WIDE_INTERVAL else "good"
-    if mixed := most_mixed_up(numbers):
-        return Verdict(level, f"{words}; {' and '.join(mixed.classes)} are mixed up most often")
+    if "baseline" in kinds:
+        baseline = _majority_of_folds(numbers) if headline.folds else numbers["baseline"]
+        if baseline is not None and baseline["accuracy"] >= low:
+            text = f"{words}, which is not clearly better than always answering {baseline['label']!r}"
+            return Verdict("problem", text)
+
+    is_wide = high - low > _WIDE_INTERVAL
+    level: Level = "warning" if is_wide or kinds & _WARNING_KINDS else "good"
+    mixed = most_mixed_up(numbers)
+    if mixed is not None:
+        words += f"; {' and '.join(mixed.classes)} are mixed up most often"
     return Verdict(level, words)
 
 
@@ -283,4 +316,6 @@ def most_mixed_up(numbers: Mapping[str, Any]) -> MixedUp | None:
         return None
     mistakes = round((1 - numbers["accuracy"]) * numbers["images"])
     ((classes, count),) = confused.most_common(1)
-    return MixedUp(classes, count, mistakes) if count > 1 and count >= _OFTEN_CONFUSED * mistakes else None
+    if count < 2 or count < _OFTEN_CONFUSED * mistakes:
+        return None
+    return MixedUp(classes, count, mistakes)

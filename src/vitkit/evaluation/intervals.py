@@ -75,7 +75,10 @@ class Units:
         """
         residual = is_correct - is_correct.mean()
         independent = float((residual**2).sum())
-        return max(float((np.bincount(self.group, residual) ** 2).sum()) / independent, 1.0) if independent else 1.0
+        if not independent:
+            return 1.0
+        dependent = float((np.bincount(self.group, residual) ** 2).sum())
+        return max(dependent / independent, 1.0)
 
 
 def intervals(evaluation: Evaluation) -> dict[str, Interval]:
@@ -101,9 +104,11 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     whole = pooled(folds)
     task = whole.task.name
     rows = {metric.name: metric for metric in metrics_of(task, len(whole.classes))}
-    bounds, z = {}, float(ndtri(1 - TAIL))  # 1.96
+    z = float(ndtri(1 - TAIL))  # 1.96
+    bounds = {}
     for name, (low, high) in intervals(whole).items():
-        value, values = rows[name].of(whole), [rows[name].of(fold) for fold in folds]
+        value = rows[name].of(whole)
+        values = [rows[name].of(fold) for fold in folds]
         if value is None:
             bounds[name] = low, high
             continue
@@ -116,10 +121,8 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
         if between_trainings:  # of Student's t, since this variance comes from few folds (Welch and Satterthwaite)
             total = (_DEPENDENCE_FACTOR * by_images) ** 2 + between_trainings
             quantile = float(stdtrit((len(folds) - 1) * (total / between_trainings) ** 2, 1 - TAIL))
-        below, above = (
-            np.hypot(_DEPENDENCE_FACTOR * margin / z, between_trainings**0.5) * quantile
-            for margin in (value - low, high - value)
-        )
+        below = np.hypot(_DEPENDENCE_FACTOR * (value - low) / z, between_trainings**0.5) * quantile
+        above = np.hypot(_DEPENDENCE_FACTOR * (high - value) / z, between_trainings**0.5) * quantile
         maximum = {"loss": np.inf, "brier": MAX_BRIER}.get(name, 1.0)
         bounds[name] = max(float(value - below), 0.0), min(float(value + above), maximum)
     return bounds
@@ -155,7 +158,8 @@ def balanced_accuracy_bounds(evaluation: Evaluation, units: Units) -> Interval:
     """
     classes, label = np.unique(evaluation.labels, return_inverse=True)
     is_correct = evaluation.is_correct
-    effect, k = units.effect(is_correct), len(classes)
+    effect = units.effect(is_correct)
+    k = len(classes)
     added = units.imagined / k  # images of the smoothing unit in each class
     images = np.bincount(label) + added
     ends = []
@@ -181,9 +185,11 @@ def ece_bounds(evaluation: Evaluation, units: Units) -> Interval:
     effect that one more unit has if all its images turn from correct to wrong.
     """
     confidence, is_correct = evaluation.confidence, evaluation.is_correct  # (n,)
-    n, bins = len(confidence), bin_of(confidence)
-    # In each bin: the number of images, the number of correct ones, and the sum of confidences.
-    images, correct, confident = (np.bincount(bins, value, BINS) for value in (np.ones(n), is_correct, confidence))
+    n = len(confidence)
+    bins = bin_of(confidence)
+    images = np.bincount(bins, minlength=BINS)  # in each bin
+    correct = np.bincount(bins, is_correct, BINS)
+    confident = np.bincount(bins, confidence, BINS)  # sum of confidences
     error = float(np.abs(correct - confident).sum()) / n
     accuracy = (correct + confident / np.maximum(images, 1)) / (images + 1)  # of each bin, smoothed
     minimum = units.effect(is_correct) * float((images * accuracy * (1 - accuracy)).sum()) / n**2
@@ -208,7 +214,8 @@ def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
         for rows in blocks(*probabilities.shape):
             second[rows] = np.partition(probabilities[rows], -2, axis=1)[:, -2]
     tiny = np.finfo(np.float32).tiny
-    losses, if_mistaken = (-np.log(np.maximum(p.astype(np.float64), tiny)) for p in (true, second))
+    losses = -np.log(np.maximum(true.astype(np.float64), tiny))
+    if_mistaken = -np.log(np.maximum(second.astype(np.float64), tiny))
     maximum = max(float(losses.max()), float(np.quantile(if_mistaken, _CONFIDENT_QUANTILE)))
     return mean_interval(losses, maximum, units)
 
@@ -251,11 +258,14 @@ def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *,
     index_of[classes] = np.arange(k)
     true, guess = index_of[labels], index_of[predicted]  # (n,)
     is_correct = true == guess
-    support, named, hits = (np.bincount(index, minlength=k + 1)[:k] for index in (true, guess, true[is_correct]))
-    denominator = support + named + 2 * added
+    support = np.bincount(true, minlength=k + 1)[:k]  # images of each class
+    guessed = np.bincount(guess, minlength=k + 1)[:k]  # images for which each class is predicted
+    hits = np.bincount(true[is_correct], minlength=k + 1)[:k]
+    denominator = support + guessed + 2 * added
     f1 = 2 * (hits + added * is_upper) / denominator
     # An image counts in two classes: that of its label, and the predicted one. Other classes (k) have no influence.
-    weights, penalties = np.append(1 / denominator, 0.0), np.append(f1 / denominator, 0.0)
+    weights = np.append(1 / denominator, 0.0)
+    penalties = np.append(f1 / denominator, 0.0)
     influence = (2.0 * is_correct * weights[true] - penalties[true] - penalties[guess]) / k
     imagined = float((2 * added * (is_upper - f1) / denominator).sum()) / k
     mean = float(f1.mean())

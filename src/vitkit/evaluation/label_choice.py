@@ -20,6 +20,7 @@ import numpy.typing as npt
 from vitkit.data.picture import QUIET
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 PER_CLASS = 8  # smallest average number of labels per class for which pictures are selected by margin
 _CANDIDATES_PER_PICTURE = 8  # candidates with small margins for each requested picture
@@ -51,7 +52,8 @@ def choose_next(
         ValueError: the sizes do not match, or a feature is not finite.
     """
     x = np.asarray(features, np.float64)
-    if x.ndim != 2 or len(labels) != len(x) or (may_choose is not None and len(may_choose) != len(x)) or count < 1:
+    is_allowed = np.ones(len(labels), bool) if may_choose is None else np.asarray(may_choose, bool)
+    if x.ndim != 2 or not len(x) == len(labels) == len(is_allowed) or count < 1:
         raise ValueError(
             "features must be (n, D), with n labels, n values of may_choose, and at least 1 to choose, "
             f"not {x.shape} with {len(labels)} labels and {count} to choose"
@@ -60,8 +62,8 @@ def choose_next(
         raise ValueError("features must be finite")
     x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     is_labelled = np.array([label is not None for label in labels], bool)
-    is_allowed = np.ones(len(x), bool) if may_choose is None else np.asarray(may_choose, bool)
-    labelled, pool = np.flatnonzero(is_labelled), np.flatnonzero(~is_labelled & is_allowed)
+    labelled = np.flatnonzero(is_labelled)
+    pool = np.flatnonzero(~is_labelled & is_allowed)
     if len(pool) <= count:
         return [int(i) for i in pool]
     generator = np.random.default_rng(seed)
@@ -70,31 +72,39 @@ def choose_next(
     label_names = [str(label) for label in labels if label is not None]
     classes, class_numbers = np.unique(label_names, return_inverse=True)
     if len(classes) < 2 or len(labelled) < PER_CLASS * len(classes):
-        # Prefer pictures near the centre of their cluster, clusters with few labelled pictures, and large clusters.
-        pictures = np.concatenate([x[pool], x[labelled]])
-        cluster, distance = _clusters(pictures, min(len(labelled) + count, _MOST_CLUSTERS), seed)
-        labelled_count = np.bincount(cluster[len(pool) :], minlength=cluster.max() + 1)  # in each cluster
-        size = np.bincount(cluster)
-        cluster, distance = cluster[: len(pool)], distance[: len(pool)]
-        # The last key is the first criterion. Labelled pictures take the first ranks of their cluster.
-        order = np.lexsort((distance, -size[cluster], _ranks(cluster, distance) + labelled_count[cluster]))[:count]
+        order = _choose_representative(x[pool], x[labelled], count, seed)
     else:
-        # Prefer pictures with small margins, from different clusters as far as possible.
-        from sklearn.linear_model import LogisticRegression
-
-        with QUIET:  # approximate convergence is enough for choosing
-            head = LogisticRegression(C=1 / _PENALTY, max_iter=300).fit(x[labelled], class_numbers)
-        probabilities = np.sort(head.predict_proba(x[pool]), axis=1)
-        margin = probabilities[:, -1] - probabilities[:, -2]  # between the two highest probabilities
-        candidates = np.argsort(margin, kind="stable")[: _CANDIDATES_PER_PICTURE * count]
-        weights = 1 - margin[candidates] + 1e-3  # positive also for a margin of 1
-        cluster, distance = _clusters(x[pool[candidates]], min(count, _MOST_CLUSTERS), seed, weights)
-        chosen = candidates[np.lexsort((margin[candidates], _ranks(cluster, distance)))[:count]]
-        order = chosen[np.argsort(margin[chosen], kind="stable")]
+        order = _choose_uncertain(x[pool], x[labelled], class_numbers, count, seed)
     return [int(i) for i in pool[order]]
 
 
-def _clusters(x: Floats, count: int, seed: int, weights: Floats | None = None) -> tuple[npt.NDArray[np.int64], Floats]:
+def _choose_representative(pool: Floats, labelled: Floats, count: int, seed: int) -> Ints:
+    """Choose pictures near the centre of their cluster, from clusters with few labelled pictures, and large ones."""
+    pictures = np.concatenate([pool, labelled])
+    cluster, distance = _clusters(pictures, min(len(labelled) + count, _MOST_CLUSTERS), seed)
+    size = np.bincount(cluster)
+    labelled_count = np.bincount(cluster[len(pool) :], minlength=len(size))  # in each cluster
+    cluster, distance = cluster[: len(pool)], distance[: len(pool)]
+    ranks = _ranks(cluster, distance) + labelled_count[cluster]  # labelled pictures have the first ranks
+    return np.lexsort((distance, -size[cluster], ranks))[:count]  # the last key is the first criterion
+
+
+def _choose_uncertain(pool: Floats, labelled: Floats, labels: Ints, count: int, seed: int) -> Ints:
+    """Choose pictures with small margins, from different clusters as far as possible."""
+    from sklearn.linear_model import LogisticRegression
+
+    with QUIET:  # approximate convergence is enough for choosing
+        head = LogisticRegression(C=1 / _PENALTY, max_iter=300).fit(labelled, labels)
+    probabilities = np.sort(head.predict_proba(pool), axis=1)
+    margin = probabilities[:, -1] - probabilities[:, -2]  # between the two highest probabilities
+    candidates = np.argsort(margin, kind="stable")[: _CANDIDATES_PER_PICTURE * count]
+    weights = 1 - margin[candidates] + 1e-3  # positive also for a margin of 1
+    cluster, distance = _clusters(pool[candidates], min(count, _MOST_CLUSTERS), seed, weights)
+    chosen = candidates[np.lexsort((margin[candidates], _ranks(cluster, distance)))[:count]]
+    return chosen[np.argsort(margin[chosen], kind="stable")]
+
+
+def _clusters(x: Floats, count: int, seed: int, weights: Floats | None = None) -> tuple[Ints, Floats]:
     """Cluster features (n, D) by k-means. Return each picture's cluster and distance to the centre, both (n,)."""
     from sklearn.cluster import KMeans
 
@@ -105,7 +115,7 @@ def _clusters(x: Floats, count: int, seed: int, weights: Floats | None = None) -
     return cluster, np.linalg.norm(x - means.cluster_centers_[cluster], axis=1)
 
 
-def _ranks(cluster: npt.NDArray[np.int64], distance: Floats) -> npt.NDArray[np.int64]:
+def _ranks(cluster: Ints, distance: Floats) -> Ints:
     """Return the rank (n,) of each picture within its cluster, by distance from the centre, starting at 0."""
     order = np.lexsort((distance, cluster))
     first = np.searchsorted(cluster[order], np.arange(cluster.max() + 1))

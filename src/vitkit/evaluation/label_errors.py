@@ -31,7 +31,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor
 
 from vitkit.data.splits import held_out_split
-from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.metrics import Evaluation
@@ -96,7 +96,8 @@ class LabelNoise:
         ratio = max(2 * (plain_cost - noisy_cost), 0.0)  # of the likelihoods, as twice the difference of logarithms
         # The fraction is at the boundary of its range, so the ratio is 0 half of the time (Self and Liang 1987).
         p = float(chdtrc(1, ratio)) / 2 if ratio else 1.0
-        return cls(p, *_Model(probabilities, labels, usable_labels).assess(np.array(noisy)))
+        wrong, suggested, doubt = _Model(probabilities, labels, usable_labels).assess(np.array(noisy))
+        return cls(p, wrong, suggested, doubt)
 
 
 class _Model:
@@ -106,7 +107,9 @@ class _Model:
     """
 
     def __init__(self, probabilities: npt.NDArray[np.floating], labels: Ints, usable_labels: Ints) -> None:
-        self.probabilities, self.labels, self.is_multi = probabilities, labels, labels.ndim == 2
+        self.probabilities = probabilities
+        self.labels = labels
+        self.is_multi = labels.ndim == 2
         classes = probabilities.shape[1]
         # The frequency of each class, (K,), smoothed so that it is never 0 or 1. Labels of test images do not count.
         if self.is_multi:
@@ -117,13 +120,16 @@ class _Model:
         self.prior = self._logits(self.frequency)  # (K,)
 
     def _logits(self, p: Floats) -> Floats:
-        return np.asarray(logit(np.clip(p, _TINY, 1 - _TINY)) if self.is_multi else np.log(np.maximum(p, _TINY)))
+        if self.is_multi:
+            return np.asarray(logit(np.clip(p, _TINY, 1 - _TINY)))
+        return np.asarray(np.log(np.maximum(p, _TINY)))
 
     def _calibrated(self, rows: slice, parameters: Floats) -> tuple[Floats, Floats]:
         # The calibrated probabilities and the logits before calibration, both (rows, K).
         z = self._logits(self.probabilities[rows].astype(np.float64))
         logits = np.exp(parameters[0]) * z + parameters[1] * self.prior
-        return np.asarray(expit(logits) if self.is_multi else softmax(logits, axis=1)), z
+        calibrated = expit(logits) if self.is_multi else softmax(logits, axis=1)
+        return np.asarray(calibrated), z
 
     def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
         # Two probabilities of each label: according to the classifier, and if all labels were random.
@@ -140,7 +146,8 @@ class _Model:
         """
 
         def cost(parameters: Floats) -> tuple[float, Floats]:
-            scale, fraction = float(np.exp(parameters[0])), float(expit(parameters[2])) if is_noisy else 0.0
+            scale = float(np.exp(parameters[0]))
+            fraction = float(expit(parameters[2])) if is_noisy else 0.0
             # Weak priors around the unchanged probabilities, so that a few labels do not change them much.
             value = float(parameters[0] ** 2 / 8 + parameters[1] ** 2 / 2)
             gradient = np.array([parameters[0] / 4, parameters[1], 0.0])
@@ -149,10 +156,13 @@ class _Model:
                 label, at_random = self._label(calibrated, rows)
                 mixed = np.maximum((1 - fraction) * label + fraction * at_random, 1e-300)
                 value -= float(np.log(mixed).sum())
-                slope, labels = -(1 - fraction) * label / mixed, self.labels[rows]  # by the logarithm of `label`
+                # The chain rule: the derivatives by ln `label`, by the logits, and by the parameters.
+                slope = -(1 - fraction) * label / mixed
+                labels = self.labels[rows]
                 if self.is_multi:
                     by_logit = slope * (1 - label) * np.where(labels == 1, 1.0, -1.0)
-                    by_scale, by_prior = (by_logit * z).sum(), (by_logit * self.prior).sum()
+                    by_scale = (by_logit * z).sum()
+                    by_prior = (by_logit * self.prior).sum()
                 else:
                     z_of_label = z[np.arange(len(z)), labels]
                     by_scale = (slope * (z_of_label - (calibrated * z).sum(axis=1))).sum()
@@ -170,7 +180,8 @@ class _Model:
     def assess(self, parameters: Floats) -> tuple[Floats, Ints, Floats]:
         """Return `wrong`, `suggested` and `doubt` of `LabelNoise` for fitted parameters."""
         fraction = float(expit(parameters[2]))
-        wrong, doubt = np.empty(self.labels.shape), np.empty(self.labels.shape)
+        wrong = np.empty(self.labels.shape)
+        doubt = np.empty(self.labels.shape)
         suggested = np.empty(self.labels.shape, dtype=np.int64)
         for rows in blocks(*self.probabilities.shape):
             calibrated, _ = self._calibrated(rows, parameters)
@@ -179,7 +190,8 @@ class _Model:
             mixed = np.maximum((1 - fraction) * label + fraction * at_random, _TINY)
             wrong[rows] = fraction * at_random * (1 - label) / mixed
             if self.is_multi:
-                suggested[rows], doubt[rows] = calibrated > 0.5, 1 - 2 * label
+                suggested[rows] = calibrated > 0.5
+                doubt[rows] = 1 - 2 * label
             else:
                 row = np.arange(len(calibrated))
                 calibrated[row, self.labels[rows]] = -1.0  # so that the label is not suggested
@@ -203,33 +215,43 @@ def find_suspects(
         The longest list of which at most two thirds of the labels are expected to be correct. It is empty if chance
         explains all disagreement.
     """
-    noise = LabelNoise.of(probabilities, labels, is_usable) if len(labels) else None
-    if noise is None or noise.p >= LEVEL:
+    if not len(labels):
+        return []
+    noise = LabelNoise.of(probabilities, labels, is_usable)
+    if noise.p >= LEVEL:
         return []
     decision_wrong = np.where(noise.doubt > 0, noise.wrong, 0.0)  # the most probable label is never listed
     wrong = decision_wrong if labels.ndim == 1 else decision_wrong.max(axis=1)  # of each image
-    usable = np.ones(len(labels), np.bool_) if is_usable is None else is_usable
-    lists = []  # one of usable labels and one of others, so that neither influences the length of the other
-    for images in (np.flatnonzero(usable), np.flatnonzero(~usable)):
-        order = images[np.argsort(-wrong[images], kind="stable")]
-        correct_fraction = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)  # of the list up to each image
-        allowed = np.flatnonzero((correct_fraction <= MAX_CORRECT_FRACTION) & (wrong[order] > 0))
-        lists.append(order[: int(allowed[-1]) + 1] if len(allowed) else order[:0])
-    listed = np.concatenate(lists)
-    listed = listed[np.argsort(-wrong[listed], kind="stable")]
+    if is_usable is None:
+        listed = _longest_list(np.arange(len(labels)), wrong)
+    else:  # two lists, so that neither kind of labels influences how many of the other are listed
+        usable = _longest_list(np.flatnonzero(is_usable), wrong)
+        others = _longest_list(np.flatnonzero(~is_usable), wrong)
+        listed = np.concatenate([usable, others])
+        listed = listed[np.argsort(-wrong[listed], kind="stable")]
     suspects = []
-    for i in map(int, listed):
-        chance = 1 - float(wrong[i])
+    for i in listed.tolist():
         if labels.ndim == 1:
+            label: tuple[int, ...] = (int(labels[i]),)
+            suggested: tuple[int, ...] = (int(noise.suggested[i]),)
             doubt = float(noise.doubt[i])
-            suspects.append(Disagreement(i, (int(labels[i]),), (int(noise.suggested[i]),), doubt, chance))
-            continue
-        # The suggestion changes the decisions that are at least as likely wrong as the last image of the list.
-        before, is_changed = labels[i] == 1, decision_wrong[i] >= wrong[listed[-1]]
-        label = tuple(map(int, np.flatnonzero(before)))
-        suggested = tuple(map(int, np.flatnonzero(before ^ is_changed)))
-        suspects.append(Disagreement(i, label, suggested, float(noise.doubt[i][is_changed].max()), chance))
+        else:
+            # The suggestion changes the decisions that are at least as likely wrong as the last image of the list.
+            is_changed = decision_wrong[i] >= wrong[listed[-1]]
+            has_class = labels[i] == 1
+            label = tuple(np.flatnonzero(has_class).tolist())
+            suggested = tuple(np.flatnonzero(has_class ^ is_changed).tolist())
+            doubt = float(noise.doubt[i][is_changed].max())
+        suspects.append(Disagreement(i, label, suggested, doubt, chance=1 - float(wrong[i])))
     return suspects
+
+
+def _longest_list(images: Ints, wrong: Floats) -> Ints:
+    # The longest list of these images, the most doubtful first, that has the required fraction of wrong labels.
+    order = images[np.argsort(-wrong[images], kind="stable")]
+    correct_fraction = np.cumsum(1 - wrong[order]) / np.arange(1, len(order) + 1)  # of the list up to each image
+    ends = np.flatnonzero((correct_fraction <= MAX_CORRECT_FRACTION) & (wrong[order] > 0))
+    return order[: int(ends[-1]) + 1] if len(ends) else order[:0]
 
 
 def probe_out_of_fold(
@@ -249,37 +271,41 @@ def probe_out_of_fold(
     Returns:
         Probabilities (n, K); None if there are too few images.
     """
-    task = SINGLE_LABEL if labels.ndim == 1 else MULTI_LABEL
+    is_multi = labels.ndim == 2
     usable = np.ones(len(labels), np.bool_) if is_usable is None else is_usable
     used, others = np.flatnonzero(usable), np.flatnonzero(~usable)
     used_labels = labels[used]
-    class_counts = used_labels.sum(dim=0) if task.is_sigmoid else used_labels.bincount()
+    class_counts = used_labels.sum(dim=0) if is_multi else used_labels.bincount()
     if len(used) < 2 * FOLDS or int(class_counts.max()) < FOLDS:
         return None
-    x = (features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-6)
+
+    splitter = (KFold if is_multi else StratifiedKFold)(FOLDS, shuffle=True, random_state=seed)
+    folds = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The least populated class")  # its images are predicted nevertheless
-        splitter = (KFold if task.is_sigmoid else StratifiedKFold)(FOLDS, shuffle=True, random_state=seed)
-        # Images whose label may not be used are distributed over the folds, but are never trained on.
-        folds = [
-            (used[train], np.concatenate([used[test], others[fold::FOLDS]]))
-            for fold, (train, test) in enumerate(splitter.split(used, used_labels))
-        ]
-    weights = [(torch.zeros(classes, x.shape[1]), torch.zeros(classes)) for _ in folds]
-    y = labels.to(x.dtype) if task.is_sigmoid else labels
-    best_logits, best_loss = None, np.inf
+        for fold, (train, test) in enumerate(splitter.split(used, used_labels)):
+            # Images whose label may not be used are distributed over the folds, but are never trained on.
+            folds.append((used[train], np.concatenate([used[test], others[fold::FOLDS]])))
+
+    x = (features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-6)
+    y = labels.to(x.dtype) if is_multi else labels
+    probes = [(torch.zeros(classes, x.shape[1]), torch.zeros(classes)) for _ in folds]  # weights and biases
+    best_logits = None
+    best_loss = np.inf
     for penalty in _PENALTIES:  # from strong to weak, each starting from the result of the previous one
         logits = torch.zeros(len(x), classes)
         for fold, (train, test) in enumerate(folds):
-            weight, bias = weights[fold] = regress(x[train], y[train], penalty, *weights[fold])
+            weight, bias = regress(x[train], y[train], penalty, *probes[fold])
+            probes[fold] = weight, bias
             logits[test] = x[test] @ weight.T + bias
         loss = regression_loss(logits[used], y[used]).item()
         if not loss < best_loss:  # also if it is NaN
             break
-        best_logits, best_loss = logits, loss
+        best_loss = loss
+        best_logits = logits.double()
     if best_logits is None:
         return None
-    return (best_logits.double().sigmoid() if task.is_sigmoid else best_logits.double().softmax(dim=1)).numpy()
+    return (best_logits.sigmoid() if is_multi else best_logits.softmax(dim=1)).numpy()
 
 
 class LabelError(NamedTuple):
@@ -356,5 +382,7 @@ def write_label_errors(path: Path, errors: Sequence[LabelError]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(LabelError._fields)
-    writer.writerows((*map(harmless, error[:3]), f"{error.score:.6f}", f"{error.chance:.6f}") for error in errors)
+    for error in errors:
+        texts = [harmless(error.path), harmless(error.label), harmless(error.suggested)]
+        writer.writerow([*texts, f"{error.score:.6f}", f"{error.chance:.6f}"])
     write_text(path, text.getvalue())

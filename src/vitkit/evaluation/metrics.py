@@ -37,7 +37,8 @@ def class_curves(labels: Ints, scores: Floats) -> dict[int, ClassCurves]:
     """Return the curves of each class that occurs in `labels` (n,), by class number, given its `scores` (n, K)."""
     from sklearn.metrics import auc, roc_curve
 
-    n, by_class = len(labels), {}
+    n = len(labels)
+    by_class = {}
     occurring, counts = np.unique(labels, return_counts=True)
     step = max(_NUMBERS // n, 1)  # a table in a file is read a few columns at a time
     for position, (i, count) in enumerate(zip(occurring.tolist(), counts.tolist(), strict=True)):
@@ -207,8 +208,9 @@ class Evaluation:
         true, predicted, counts = self.confusion_pairs()
         wrong = true != predicted
         true, predicted, counts = true[wrong], predicted[wrong], counts[wrong]
+        shares = counts / images[true]
         return [
-            (self.classes[true[p]], self.classes[predicted[p]], int(counts[p]), float(counts[p] / images[true[p]]))
+            (self.classes[true[p]], self.classes[predicted[p]], int(counts[p]), float(shares[p]))
             for p in np.argsort(-counts, kind="stable")[:max_count]
         ]
 
@@ -240,7 +242,8 @@ class Evaluation:
 
     def per_class(self) -> dict[str, dict[str, Any]]:
         """Return precision, recall, F1 and support (number of images) of each class; None where undefined."""
-        hits, support = self._count(self.labels[self.is_correct]), self._count(self.labels)
+        hits = self._count(self.labels[self.is_correct])
+        support = self._count(self.labels)
         precision, recall, f1 = scores(hits, self._count(self.predicted), support)
         return {
             name: {"precision": precision[i], "recall": recall[i], "f1": f1[i], "support": int(support[i])}
@@ -257,7 +260,8 @@ class Evaluation:
             Three arrays: the true class, the predicted class, and the number of images of each combination.
         """
         pairs, counts = np.unique(self.labels * len(self.classes) + self.predicted, return_counts=True)
-        return *np.divmod(pairs, len(self.classes)), counts
+        true, predicted = np.divmod(pairs, len(self.classes))
+        return true, predicted, counts
 
     def summary(self) -> dict[str, Any]:
         """Return the main figures by name, `accuracy` first."""
@@ -291,12 +295,11 @@ def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
 
     The evaluation is returned unchanged if no two of its images are in the same group.
     """
-    number_or_none = [number_of.get(path) for path in evaluation.paths]
-    numbers = [number for number in number_or_none if number is not None]
+    numbers = [number_of[path] for path in evaluation.paths if path in number_of]
     if len(set(numbers)) == len(numbers):
         return evaluation
     unused = max(numbers) + 1
-    groups = tuple(unused + i if number is None else number for i, number in enumerate(number_or_none))
+    groups = tuple(number_of.get(path, unused + i) for i, path in enumerate(evaluation.paths))
     return replace(evaluation, groups=groups)
 
 
@@ -307,11 +310,11 @@ def pooled(folds: Sequence[Evaluation]) -> Evaluation:
     must be in the same fold.
     """
     groups: list[int] = []
-    start = 0  # the first group number of the fold, so that groups of different folds differ
+    count = 0  # of groups so far, which is added to the numbers of a fold so that groups of different folds differ
     for fold in folds:
         _, number = np.unique(fold.groups or np.arange(len(fold.labels)), return_inverse=True)
-        groups += (start + number).tolist()
-        start += int(number.max()) + 1
+        groups += (count + number).tolist()
+        count += int(number.max()) + 1
     p_known = [fold.p_known for fold in folds if fold.p_known is not None]
     whole = replace(
         folds[0],
@@ -319,7 +322,7 @@ def pooled(folds: Sequence[Evaluation]) -> Evaluation:
         labels=np.concatenate([fold.labels for fold in folds]),
         probabilities=np.concatenate([fold.probabilities for fold in folds]),
         unreadable={path: reason for fold in folds for path, reason in fold.unreadable.items()},
-        groups=tuple(groups) if start < len(groups) else (),  # empty if each image is its own group
+        groups=tuple(groups) if count < len(groups) else (),  # empty if each image is its own group
         p_known=np.concatenate(p_known) if len(p_known) == len(folds) else None,
     )
     # Set the cached property, which would otherwise use the thresholds of the first fold for all images.
@@ -374,18 +377,19 @@ class MultiEvaluation(Evaluation):
     def balanced_accuracy(self) -> float:
         """Mean of sensitivity and specificity, over the classes that some but not all images have."""
         hits = self.predicted == self.labels
-        positives, images = self.labels.sum(axis=0), len(self.labels)
-        both = (positives > 0) & (positives < images)
+        positives = self.labels.sum(axis=0)
+        negatives = len(self.labels) - positives
+        both = (positives > 0) & (negatives > 0)
         if not both.any():
             return float("nan")
-        recall = (hits & self.labels).sum(axis=0)[both] / positives[both]
-        rejection = (hits & (self.labels == 0)).sum(axis=0)[both] / (images - positives)[both]
-        return float(((recall + rejection) / 2).mean())
+        sensitivity = (hits & self.labels).sum(axis=0)[both] / positives[both]
+        specificity = (hits & (self.labels == 0)).sum(axis=0)[both] / negatives[both]
+        return float(((sensitivity + specificity) / 2).mean())
 
     @property
     def absent(self) -> tuple[str, ...]:
         """Classes of the model to which no image belongs."""
-        return tuple(name for name, images in zip(self.classes, self.labels.sum(axis=0), strict=True) if not images)
+        return tuple(self.classes[k] for k in np.flatnonzero(self.labels.sum(axis=0) == 0))
 
     @property
     def hamming_loss(self) -> float:
@@ -406,13 +410,15 @@ class MultiEvaluation(Evaluation):
     @property
     def micro_f1(self) -> float:
         """F1 over all decisions, one per image and class; NaN if no class occurs and none is predicted."""
-        either = int(self.predicted.sum() + self.labels.sum())
-        return 2 * int((self.predicted & self.labels).sum()) / either if either else float("nan")
+        total = int(self.predicted.sum() + self.labels.sum())
+        hits = int((self.predicted & self.labels).sum())
+        return 2 * hits / total if total else float("nan")
 
     def per_class(self) -> dict[str, dict[str, Any]]:
         """Return precision, recall, F1, support, threshold and average precision per class; None where undefined."""
-        support, predicted = self.labels.sum(axis=0), self.predicted.sum(axis=0)
-        precision, recall, f1 = scores((self.predicted & self.labels).sum(axis=0), predicted, support)
+        hits = (self.predicted & self.labels).sum(axis=0)
+        support = self.labels.sum(axis=0)
+        precision, recall, f1 = scores(hits, self.predicted.sum(axis=0), support)
         average_precision = average_precisions(self.labels, self.probabilities)
         return {
             name: {
@@ -437,8 +443,10 @@ def average_precisions(labels: Labels, scores: Floats) -> npt.NDArray[np.float64
     """
     from sklearn.metrics import average_precision_score
 
-    columns = zip(labels.T, scores.T, strict=True)
-    return np.array([average_precision_score(has, score) if has.any() else np.nan for has, score in columns])
+    precisions = np.full(labels.shape[1], np.nan)
+    for k in np.flatnonzero(labels.any(axis=0)):
+        precisions[k] = average_precision_score(labels[:, k], scores[:, k])
+    return precisions
 
 
 def mean_average_precision(labels: Labels, scores: Floats) -> float:
@@ -461,11 +469,13 @@ def best_thresholds(labels: Labels, probabilities: Floats) -> tuple[float, ...]:
         order = np.argsort(-probability, kind="stable")
         values = np.append(probability[order].astype(np.float64), 0.0)
         # The F1 if the class is predicted for the k most probable images, for each k from 1 to n.
-        hits, predicted = np.cumsum(has[order]), np.arange(1, len(has) + 1)
+        hits = np.cumsum(has[order])
+        predicted = np.arange(1, len(has) + 1)
         f1 = 2 * hits / (predicted + has.sum())
         f1[values[:-1] == values[1:]] = -1  # images of equal probability are predicted together or not at all
         if values[-2] == 0:  # a threshold of 0 predicts the class for all images
             f1[-1] = 2 * hits[-1] / (len(has) + has.sum())
-        candidates = ((values[:-1] + values[1:]) / 2)[f1 >= f1.max() - 1e-12]  # up to rounding, equally good
+        halfway = (values[:-1] + values[1:]) / 2
+        candidates = halfway[f1 >= f1.max() - 1e-12]  # up to rounding, equally good
         thresholds.append(float(candidates[np.argmin(np.abs(candidates - 0.5))]))
     return tuple(thresholds)

@@ -25,7 +25,8 @@ from vitkit.inference.unknown import Unknown, images_needed
 from vitkit.text.cells import interval_text, plural
 
 LEVELS = (0.05, 0.01)  # highest p-values of images that are called unknown
-COVERAGES, ACCURACIES = (0.9, 0.95), (0.95, 0.99)  # these are measured if none is requested
+COVERAGES = (0.9, 0.95)  # measured if none is requested
+ACCURACIES = (0.95, 0.99)  # measured if none is requested
 
 
 def trust_figures(
@@ -124,18 +125,21 @@ def _appending_refusal(rows: list[dict[str, Any]], requested: float) -> Iterator
 
 def _coverage_figures(sets: ClassSets | None, evaluation: Evaluation, units: Units) -> dict[str, Any]:
     assert sets is not None
-    covers, sizes = np.empty(len(evaluation.labels), np.bool_), np.empty(len(evaluation.labels), np.int64)
+    covers = np.empty(len(evaluation.labels), np.bool_)  # whether the set of each image has its class
+    sizes = np.empty(len(evaluation.labels), np.int64)
     for rows in blocks(*evaluation.probabilities.shape):
-        contained, labels = sets.contains(evaluation.probabilities[rows]), evaluation.labels[rows]
+        contained = sets.contains(evaluation.probabilities[rows])
+        labels = evaluation.labels[rows]
         covers[rows] = contained[np.arange(len(labels)), labels]
         sizes[rows] = contained.sum(axis=1)
     by_class = {}
     for k, name in enumerate(evaluation.classes):
-        if (of_class := evaluation.labels == k).any():
+        has_class = evaluation.labels == k
+        if has_class.any():
             by_class[name] = {
-                "measured": float(covers[of_class].mean()),
-                "mean_size": float(sizes[of_class].mean()),
-                "images": int(of_class.sum()),
+                "measured": float(covers[has_class].mean()),
+                "mean_size": float(sizes[has_class].mean()),
+                "images": int(has_class.sum()),
             }
     return {
         "measured": float(covers.mean()),
@@ -161,26 +165,34 @@ def _accuracy_figures(sure: SureThreshold | None, evaluation: Evaluation) -> dic
     }
     if not answered.any():
         return {**figures, "measured": None}
+    correct = is_correct[answered].astype(np.float64)
     groups = np.array(evaluation.groups)[answered] if evaluation.groups else None
-    bounds = mean_interval(is_correct[answered].astype(np.float64), 1.0, Units.of(int(answered.sum()), groups))
-    return {**figures, "measured": float(is_correct[answered].mean()), "interval_95": list(bounds)}
+    bounds = mean_interval(correct, 1.0, Units.of(len(correct), groups))
+    return {**figures, "measured": float(correct.mean()), "interval_95": list(bounds)}
 
 
 def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluation | None) -> dict[str, Any]:
     # How the score for unknown images was fitted, and at each level the fraction of `measured` that is called unknown.
-    called = []
-    if measured is not None and measured.p_known is not None:
-        units, images = Units.of_evaluation(measured), len(unknown.known)
-        for level in filter(lambda level: images >= images_needed(level), LEVELS):
-            # The tolerance is for p-values in float32, which may round to just above the level.
-            is_called = (measured.p_known <= level + 1e-6).astype(np.float64)
-            figures = {"measured": float(is_called.mean()), "interval_95": list(mean_interval(is_called, 1.0, units))}
-            called.append({"level": level, **figures, "images": len(is_called)})
-    folds = classifier.held_out.held_out.folds if classifier.held_out else 0
-    return {
-        "validation_images": len(unknown.known),
-        **({"folds": folds} if folds else {}),
-        "accepted": unknown.accepted,
-        "limits": [{**asdict(limit), "bounds": list(limit.bounds)} for limit in unknown.limits],
-        "called": called,
-    }
+    figures: dict[str, Any] = {"validation_images": len(unknown.known)}
+    if classifier.held_out is not None and classifier.held_out.held_out.folds:
+        figures["folds"] = classifier.held_out.held_out.folds
+    figures["accepted"] = unknown.accepted
+    figures["limits"] = [{**asdict(limit), "bounds": list(limit.bounds)} for limit in unknown.limits]
+    figures["called"] = []
+    if measured is None or measured.p_known is None:
+        return figures
+    units = Units.of_evaluation(measured)
+    for level in LEVELS:
+        if len(unknown.known) < images_needed(level):
+            continue
+        # The tolerance is for p-values in float32, which may round to just above the level.
+        is_called = (measured.p_known <= level + 1e-6).astype(np.float64)
+        figures["called"].append(
+            {
+                "level": level,
+                "measured": float(is_called.mean()),
+                "interval_95": list(mean_interval(is_called, 1.0, units)),
+                "images": len(is_called),
+            }
+        )
+    return figures
