@@ -48,7 +48,9 @@ class ExactAttention(Attention):
         output = super().forward(x, queries, relative)
         q, k = self._inputs
         del self._inputs
-        q, k, bias = (q, k, None) if relative is None else relative(q, k, self.scale)
+        bias = None
+        if relative is not None:
+            q, k, bias = relative(q, k, self.scale)
         if self.windows is not None:
             bias = self.windows.masked_bias(bias, q)
         self.last_matrix = exact_matrix(self, q, k, bias)
@@ -75,23 +77,24 @@ def copy_with_attention(module: M, attention: type[Attention]) -> M:
     module = getattr(module, "_orig_mod", module)
     kind: type[nn.Module] = attention if type(module) is Attention else type(module)
     copied = kind.__new__(kind)  # `__init__` would make new weights
-    copied.__dict__ = {name: value for name, value in module.__dict__.items() if name != "_compiled_call_impl"}
-    copied.__dict__ |= {
-        "training": False,
-        "_parameters": {name: _without_gradient(tensor) for name, tensor in module._parameters.items()},
-        "_buffers": {name: _without_gradient(tensor) for name, tensor in module._buffers.items()},
-        "_modules": {
-            name: None if part is None else copy_with_attention(part, attention)
-            for name, part in module._modules.items()
-        },
+    fields = dict(vars(module))
+    fields.pop("_compiled_call_impl", None)
+    fields["training"] = False
+    fields["_parameters"] = {name: _without_gradient(tensor) for name, tensor in module._parameters.items()}
+    fields["_buffers"] = {name: _without_gradient(tensor) for name, tensor in module._buffers.items()}
+    fields["_modules"] = {
+        name: None if part is None else copy_with_attention(part, attention) for name, part in module._modules.items()
     }
+    copied.__dict__ = fields
     return cast(M, copied)
 
 
 def _without_gradient(tensor: Tensor | None) -> Tensor | None:
-    if tensor is not None and tensor.is_inference() and not torch.is_inference_mode_enabled():
+    if tensor is None:
+        return None
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
         return tensor.clone()  # autograd cannot save a tensor that was created in inference mode
-    return None if tensor is None else tensor.detach()
+    return tensor.detach()
 
 
 def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tuple[VisionTransformer, Tensor]:
@@ -194,8 +197,10 @@ def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
         VitkitError: there is no such layer, or it has no attention.
     """
     config = unwrap_compiled(model).config
-    for number, attention in zip(attention_layers(config), attention_maps(model, images), strict=False):
-        if number == find_layer(config, layer):
+    maps = attention_maps(model, images)  # checks that there are some
+    requested = find_layer(config, layer)
+    for number, attention in zip(attention_layers(config), maps, strict=False):
+        if number == requested:
             return to_grid(average_rows_of_head(attention, config), config)
     raise AssertionError("find_layer returned a layer without attention")
 

@@ -51,7 +51,9 @@ class ExplicitAttention(Attention):
 
     def attend_within(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         """Compute windowed attention as one matrix over all tokens, with weights of 0 outside the windows."""
-        return self.attend(q, k, v, bias if self.windows is None else self.windows.masked_bias(bias, q))
+        if self.windows is not None:
+            bias = self.windows.masked_bias(bias, q)
+        return self.attend(q, k, v, bias)
 
     def matrix(self, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
         self.last_matrix = exact_matrix(self, q, k, bias)
@@ -101,7 +103,8 @@ def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
     if target is None:
         return logits.argmax(dim=-1)
     targets = torch.as_tensor(target, device=logits.device)
-    if targets.is_floating_point() or targets.dtype == torch.bool or targets.shape not in ((), (len(logits),)):
+    is_integer = not targets.is_floating_point() and targets.dtype != torch.bool
+    if not is_integer or targets.shape not in ((), (len(logits),)):
         raise VitkitError(
             "explanation.target-invalid",
             f"target must be one class or one for each of the {len(logits)} images, as whole numbers, not {target!r}",
@@ -123,7 +126,8 @@ def _check_head(config: Config) -> None:
 def _forward(model: nn.Module, images: Tensor) -> tuple[VisionTransformer, list[Tensor]]:
     """Return a copy of the model, the inputs of all its layers, and last of these the final output, (B, N, D) each."""
     copied, x = prepare(model, images, ExplicitAttention)
-    copied.fused_attention, inputs = True, [x]  # matrices are only needed in the backward pass
+    copied.fused_attention = True  # matrices are only needed in the backward pass
+    inputs = [x]
     for layer in range(copied.config.layers):
         inputs.append(copied.layer(layer, inputs[-1]))
     return copied, inputs
@@ -138,7 +142,8 @@ def _backward_layer(model: VisionTransformer, layer: int, x: Tensor, gradient: T
     if not isinstance(attention, ExplicitAttention):
         return None, torch.autograd.grad(model.layer(layer, x), x, gradient)[0]
     attention.fused = False
-    output, matrix = model.layer(layer, x), attention.last_matrix
+    output = model.layer(layer, x)
+    matrix = attention.last_matrix
     del attention.last_matrix
     matrix_gradient, input_gradient = torch.autograd.grad(output, (matrix, x), gradient)
     return matrix_gradient.mul_(matrix.detach()).relu_().mean(dim=1), input_gradient
@@ -170,7 +175,9 @@ def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
     layer._forward_hooks = OrderedDict()  # the copy would share the hooks of the model
     layer.register_forward_hook(store_output)
     images = images.detach().to(next(copied.parameters()))
-    logits = copied(images.clone() if images.is_inference() else images).float()
+    if images.is_inference():
+        images = images.clone()
+    logits = copied(images).float()
     targets = find_targets(model.config, target, logits).clone()
     (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), feature_maps[-1])  # (B, C, h, w)
     weights = gradient.mean(dim=(2, 3), keepdim=True)
@@ -216,11 +223,12 @@ def occlusion(model: nn.Module, images: Tensor, target: Target = None, *, square
     logits = copied(images).float()
     targets = find_targets(model.config, target, logits)
     uncovered = logits.softmax(dim=-1).gather(1, targets[:, None])  # the probabilities of the targets, (B, 1)
-    sides = zip(model.config.image_size, _patch_size(model.config), strict=True)
-    rows, columns = (-(-side // patch_side) for side, patch_side in sides)  # the last ones may reach beyond the image
-    high, wide = min(square, rows), min(square, columns)  # of the square
-    masks = torch.zeros(rows - high + 1, columns - wide + 1, rows, columns, dtype=torch.bool, device=images.device)
-    for top, left in product(range(rows - high + 1), range(columns - wide + 1)):
+    height, width = model.config.image_size
+    patch_height, patch_width = _patch_size(model.config)
+    h, w = -(-height // patch_height), -(-width // patch_width)  # the last patches may reach beyond the image
+    high, wide = min(square, h), min(square, w)  # of the square
+    masks = torch.zeros(h - high + 1, w - wide + 1, h, w, dtype=torch.bool, device=images.device)
+    for top, left in product(range(h - high + 1), range(w - wide + 1)):
         masks[top, left, top : top + high, left : left + wide] = True
     masks = masks.flatten(0, 1)  # (S, h, w)
     sums = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -111,14 +111,17 @@ def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Imag
     interpolated, is_inside = interpolate_map(rescale(np.maximum(values, 0)), box, photograph.size)
     original = np.asarray(photograph, dtype=np.float32)
     grey = original.mean(axis=2, keepdims=True)
-    coloured = (1 - _OPACITY) * (original + grey) / 2 + _OPACITY * 255 * colormaps[_COLOUR_MAP](interpolated)[..., :3]
+    colours = colormaps[_COLOUR_MAP](interpolated)[..., :3]
+    coloured = (1 - _OPACITY) * (original + grey) / 2 + _OPACITY * 255 * colours
     faded = (1 - _FADING) * original + _FADING * 255
-    picture = Image.fromarray(np.where(is_inside[..., None], coloured, faded).round().clip(0, 255).astype(np.uint8))
-    rows, columns = np.flatnonzero(is_inside.any(axis=1)), np.flatnonzero(is_inside.any(axis=0))
-    if not is_inside.all() and len(rows) and len(columns):  # frame the region
-        corners = [int(columns[0]), int(rows[0]), int(columns[-1]), int(rows[-1])]
-        thick = max(1, round(max(picture.size) / 300))
-        ImageDraw.Draw(picture).rectangle(corners, outline="black", width=thick)
+    blended = np.where(is_inside[..., None], coloured, faded)
+    picture = Image.fromarray(blended.round().clip(0, 255).astype(np.uint8))
+    if is_inside.any() and not is_inside.all():  # frame the region
+        rows = np.flatnonzero(is_inside.any(axis=1)).tolist()
+        columns = np.flatnonzero(is_inside.any(axis=0)).tolist()
+        thickness = max(1, round(max(picture.size) / 300))
+        corners = [columns[0], rows[0], columns[-1], rows[-1]]
+        ImageDraw.Draw(picture).rectangle(corners, outline="black", width=thickness)
     return picture
 
 
@@ -186,11 +189,12 @@ def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: B
 
 def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
     """Draw maps (layers, heads, h, w) in a grid with one row per layer. Each is scaled to its own range of values."""
-    depth, heads, h, w = maps.shape
-    cells = np.stack([[rescale(values) for values in row] for row in maps])
+    heads = maps.shape[1]
+    cells = np.empty_like(maps)
+    for index in np.ndindex(maps.shape[:2]):
+        cells[index] = rescale(maps[index])
     figure, axis = mosaic(cells, _COLOUR_MAP, cell=0.62)
-    axis.set_xticks(np.arange(heads) * (w + 1) + (w - 1) / 2, [str(head) for head in range(heads)])
-    axis.set_yticks(np.arange(depth) * (h + 1) + (h - 1) / 2, [str(layer) for layer in layers])
+    label_mosaic(axis, cells, rows=layers, columns=range(heads))
     axis.set(xlabel="head", ylabel="layer")
     axis.set_title(shorten(title, max(24, 6 * heads)), fontsize=10)
     return figure
@@ -199,19 +203,22 @@ def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
 def heads_sheet(photograph: Image.Image, maps: FloatArray, box: Box) -> Image.Image:
     """Draw the photograph, followed by its overlay with each head's map (heads, h, w), each below its caption."""
     photograph, box = fit(photograph, box, 280)
-    cells = [("photograph", photograph)]
-    cells += [(f"head {head}", overlay(photograph, values, box)) for head, values in enumerate(maps)]
-    columns = 4 if len(cells) <= 8 else 5
-    font, caption_height = ImageFont.load_default(13), 22
-    caption_width = max(math.ceil(font.getlength(caption)) for caption, _ in cells)
-    cell_width = max(caption_width, photograph.width) + _GAP
-    cell_height = photograph.height + caption_height + _GAP
-    rows = -(-len(cells) // columns)
-    size = (cell_width * min(columns, len(cells)) + _GAP, cell_height * rows + _GAP)
+    pictures = {"photograph": photograph}
+    for head, values in enumerate(maps):
+        pictures[f"head {head}"] = overlay(photograph, values, box)
+    font = ImageFont.load_default(13)
+    caption_height = 22
+    caption_width = max(math.ceil(font.getlength(caption)) for caption in pictures)
+    width = max(caption_width, photograph.width)  # of a cell, without the gap
+    height = caption_height + photograph.height
+    columns = 4 if len(pictures) <= 8 else 5
+    rows = -(-len(pictures) // columns)
+    size = ((width + _GAP) * min(columns, len(pictures)) + _GAP, (height + _GAP) * rows + _GAP)
     sheet = Image.new("RGB", size, "white")
-    for i, (caption, picture) in enumerate(cells):
+    for i, (caption, picture) in enumerate(pictures.items()):
         row, column = divmod(i, columns)
-        centre, top = column * cell_width + _GAP + (cell_width - _GAP) // 2, row * cell_height + _GAP
+        centre = column * (width + _GAP) + _GAP + width // 2
+        top = row * (height + _GAP) + _GAP
         middle = (centre, top + caption_height / 2)
         ImageDraw.Draw(sheet).text(middle, caption, fill="black", font=font, anchor="mm")
         sheet.paste(picture, (centre - picture.width // 2, top + caption_height))
@@ -230,7 +237,8 @@ def mosaic(
     sheet = np.full((rows, h + 1, columns, w + 1), np.nan, dtype=np.float32)
     sheet[:, :h, :, :w] = cells.transpose(0, 2, 1, 3)
     sheet = sheet.reshape(rows * (h + 1), columns * (w + 1))[:-1, :-1]
-    width, height = columns * cell * min(1, w / h), rows * cell * min(1, h / w)
+    width = columns * cell * min(1, w / h)  # in inches
+    height = rows * cell * min(1, h / w)
     figure = new_figure(max(width + 1.0, 3.2) + extra_width, max(height + 0.9, 2.2))
     axis = figure.subplots()
     axis.imshow(sheet, cmap=colours, vmin=limits[0], vmax=limits[1], interpolation="nearest")
@@ -239,14 +247,24 @@ def mosaic(
     return figure, axis
 
 
+def label_mosaic(axis: Axes, cells: FloatArray, rows: Iterable[int], columns: Iterable[int]) -> None:
+    """Number the rows and columns of a `mosaic` of these cells, at their centres."""
+    row_count, column_count, h, w = cells.shape
+    axis.set_xticks(np.arange(column_count) * (w + 1) + (w - 1) / 2, [str(column) for column in columns])
+    axis.set_yticks(np.arange(row_count) * (h + 1) + (h - 1) / 2, [str(row) for row in rows])
+
+
 def describe_flat(values: FloatArray) -> str | None:
     """Describe why the overlay of a map is dark everywhere; None if the map has different positive values."""
     if values.max() <= 0:
         return "nowhere above 0"
-    return "the same everywhere" if np.ptp(np.maximum(values, 0)) == 0 else None
+    if np.ptp(np.maximum(values, 0)) == 0:
+        return "the same everywhere"
+    return None
 
 
 def rescale(values: FloatArray) -> FloatArray:
     """Scale the values of a map to the range from 0 to 1; a constant map becomes 0."""
     low, high = float(values.min()), float(values.max())
-    return ((values - low) / (high - low) if high > low else np.zeros_like(values)).astype(np.float32)
+    scaled = (values - low) / (high - low) if high > low else np.zeros_like(values)
+    return scaled.astype(np.float32)

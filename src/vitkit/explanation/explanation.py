@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
+    from vitkit.model.vit import VisionTransformer
+
 
 def can_explain(model: Model) -> bool:
     """Return whether the method `gradient` can explain the model.
@@ -87,27 +89,32 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
         message = f"there is no method {method!r}: expected {', '.join(METHODS)}, or all"
         raise VitkitError("explanation.method-missing", message)
     if isinstance(model, Network):
-        model_name, known = model.config.full_name, methods_for(is_network=True)
-        if method != "all" and method not in known:
-            text = f"{method} requires a Vision Transformer; for {model_name} use {' or '.join(known)}"
-            raise VitkitError("explanation.model-kind", text)
-        if layer is not None:
-            text = f"--layer requires a Vision Transformer, and this is {model_name}: leave it out"
-            raise VitkitError("explanation.model-kind", text)
-        if method == "all":
-            return [name for name in known if name != "gradient" or can_explain(model)]
-        if method == "gradient":
-            check_feature_map(model)
-        return [method]
-    methods = list(METHODS) if method == "all" else [method]
-    if method == "all" and (model.config.pool == "map" or unsupported_reason(model.config, MAPS)):
-        methods = ["occlusion"]  # the other methods would refuse this model
+        return _choose_network_methods(method, layer, model)
+    methods = [method]
+    if method == "all":
+        has_maps = model.config.pool != "map" and not unsupported_reason(model.config, MAPS)
+        methods = list(METHODS) if has_maps else ["occlusion"]  # the other methods would refuse the model
     if layer is not None:
         if not set(methods) & set(by_layer()):
             text = f"{method} uses all layers; --layer applies to {', '.join(by_layer())}"
             raise VitkitError("explanation.layer-unused", text)
         find_layer(model.config, layer)
     return methods
+
+
+def _choose_network_methods(method: str, layer: int | None, model: Network) -> list[str]:
+    known = methods_for(is_network=True)
+    if method != "all" and method not in known:
+        text = f"{method} requires a Vision Transformer; for {model.config.full_name} use {' or '.join(known)}"
+        raise VitkitError("explanation.model-kind", text)
+    if layer is not None:
+        text = f"--layer requires a Vision Transformer, and this is {model.config.full_name}: leave it out"
+        raise VitkitError("explanation.model-kind", text)
+    if method == "all":
+        return [name for name in known if name != "gradient" or can_explain(model)]
+    if method == "gradient":
+        check_feature_map(model)
+    return [method]
 
 
 def read_photograph(
@@ -195,7 +202,7 @@ class Explanation:
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods that were requested."""
-        return (*self.maps, *([HEADS] if self.heads is not None else []))
+        return tuple(self.maps) if self.heads is None else (*self.maps, HEADS)
 
     @property
     def title(self) -> str:
@@ -228,13 +235,14 @@ class Explanation:
     def _repr_html_(self) -> str:
         """Return the photograph and each method's overlay for a notebook."""
         overlays = {method: self.overlay(method, 320) for method in self.methods}
-        pictures = {"photograph": self.photograph.resize(next(iter(overlays.values())).size)} | overlays
-        shown = "".join(
-            f'<figure style="display: inline-block; margin: 0.5em"><figcaption>{escape(name)}</figcaption>'
-            f"{image(name, draw.thumbnail(picture, 320), 'jpeg')}</figure>"
-            for name, picture in pictures.items()
-        )
-        return f"<div><b>{escape(self.title)}</b></div>{shown}"
+        size = next(iter(overlays.values())).size
+        html = f"<div><b>{escape(self.title)}</b></div>"
+        for name, picture in {"photograph": self.photograph.resize(size), **overlays}.items():
+            html += (
+                f'<figure style="display: inline-block; margin: 0.5em"><figcaption>{escape(name)}</figcaption>'
+                f"{image(name, draw.thumbnail(picture, 320), 'jpeg')}</figure>"
+            )
+        return html
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return functions that draw figures, by name: first `all` if there are several maps, then each method."""
@@ -336,56 +344,71 @@ class Explanation:
     def _write_page(self, path: Path) -> None:
         best, _ = self.ranking[0]
         sentence = f"The most probable class is {best}"
-        sentence += "" if self.target == best else f", and this page explains {self.target}"
-        figure, name = f"{100 * self.probability:.1f} %", public_path(self.path or "")
-        caption = f"probability of {self.target}{f', in {name}' if name else ''}"
+        if self.target != best:
+            sentence += f", and this page explains {self.target}"
+        caption = f"probability of {self.target}"
+        if self.path:
+            caption += f", in {public_path(self.path)}"
         bars = "".join(
             f'<li><span>{escape(label)}</span><span class="number">{p:.4f}</span>{component("bar", p, label)}</li>'
             for label, p in self.ranking[:5]
         )
-        photograph = draw.thumbnail(draw.fit(self.photograph, self.box, ON_PAGE)[0], ON_PAGE)
         body = [
             f"<h1>Why {escape(self.target)}?</h1>",
-            component("verdict", "note", sentence, figure, caption),
+            component("verdict", "note", sentence, f"{100 * self.probability:.1f} %", caption),
             panels(
-                panel("Photograph", image("photograph", photograph, "jpeg")),
+                panel("Photograph", image("photograph", self._thumbnail(ON_PAGE), "jpeg")),
                 panel("The most probable classes", f'<ul class="bars">{bars}</ul>'),
             ),
-            *([panel("Methods", self.thumbnails())] if len(self.methods) > 1 else []),
         ]
-        maps, methods = [], methods_for(is_network=self.is_network)
-        for method, values in self.maps.items():
-            flat = draw.describe_flat(values)
-            warning = f" <b>Here it is {flat}.</b>" if flat else ""
-            overlay = image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")
-            heatmap = image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png")
-            text = f"<p>{escape(methods[method].description)}{warning}</p>"
-            maps.append(panel(method, overlay, text, folded("By patch", heatmap), name=method))
-        body.append(panels(*maps))
+        if len(self.methods) > 1:
+            body.append(panel("Methods", self.thumbnails()))
+        body.append(panels(*(self._map_panel(method) for method in self.maps)))
         if self.heads is not None:
-            pieces = [f"<p>{escape(methods[HEADS].description)}</p>"]
-            for layer, picture in self._head_sheets().items():
-                shown = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
-                pieces.append(folded(f"The heads of layer {layer}", shown, is_open=len(self.layers) == 1))
-            pieces.append(folded("All heads by patch", image(HEADS, draw.to_png(self._draw(HEADS)), "png")))
-            body.append(panel(HEADS, *pieces, name=HEADS))
+            body.append(self._heads_panel())
         write_page(path, self.title, body)
+
+    def _map_panel(self, method: str) -> str:
+        values = self.maps[method]
+        text = escape(methods_for(is_network=self.is_network)[method].description)
+        flat = draw.describe_flat(values)
+        if flat:
+            text += f" <b>Here it is {flat}.</b>"
+        overlay = image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")
+        heatmap = image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png")
+        return panel(method, overlay, f"<p>{text}</p>", folded("By patch", heatmap), name=method)
+
+    def _heads_panel(self) -> str:
+        parts = [f"<p>{escape(METHODS[HEADS].description)}</p>"]
+        for layer, picture in self._head_sheets().items():
+            sheet = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
+            parts.append(folded(f"The heads of layer {layer}", sheet, is_open=len(self.layers) == 1))
+        parts.append(folded("All heads by patch", image(HEADS, draw.to_png(self._draw(HEADS)), "png")))
+        return panel(HEADS, *parts, name=HEADS)
+
+    def _thumbnail(self, long_side: int) -> bytes:  # the photograph without a map, as a JPEG file
+        photograph, _ = draw.fit(self.photograph, self.box, long_side)
+        return draw.thumbnail(photograph, long_side)
 
     def thumbnails(self, page: str = "", *, has_texts: bool = True) -> str:
         """Return the photograph and a thumbnail of each method as HTML, linked to their places on `page` (or here).
 
         With `has_texts`, a sentence below each thumbnail describes the method.
         """
-        photograph = draw.thumbnail(draw.fit(self.photograph, self.box, _THUMBNAIL)[0], _THUMBNAIL)
         link = f'<a href="{page}">' if page else "<a>"
-        cells = [f"{link}{image('photograph', photograph, 'jpeg')}</a><figcaption><b>photograph</b></figcaption>"]
+        photograph = image("photograph", self._thumbnail(_THUMBNAIL), "jpeg")
+        figures = f"<figure>{link}{photograph}</a><figcaption><b>photograph</b></figcaption></figure>"
+        descriptions = methods_for(is_network=self.is_network)
         for method in self.methods:
-            shown = image(method, draw.thumbnail(self.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
+            overlay = image(method, draw.thumbnail(self.overlay(method, _THUMBNAIL), _THUMBNAIL), "jpeg")
+            caption = f"<b>{method}</b>"
             flat = draw.describe_flat(self.maps[method]) if method in self.maps else None
-            caption = f"<b>{method}</b>" if flat is None else f"<b>{method}</b>: {flat}"
-            caption += f"<br>{escape(methods_for(is_network=self.is_network)[method].description)}" if has_texts else ""
-            cells.append(f'<a href="{page}#{method}">{shown}</a><figcaption>{caption}</figcaption>')
-        return f'<div class="pictures">{"".join(f"<figure>{cell}</figure>" for cell in cells)}</div>'
+            if flat:
+                caption += f": {flat}"
+            if has_texts:
+                caption += f"<br>{escape(descriptions[method].description)}"
+            figures += f'<figure><a href="{page}#{method}">{overlay}</a><figcaption>{caption}</figcaption></figure>'
+        return f'<div class="pictures">{figures}</div>'
 
 
 def explain(
@@ -419,34 +442,32 @@ def explain_classes(
             raise VitkitError("explanation.method-unsuited", text)
         methods = [name for name in methods if not known[name].compares_classes]
     path, photograph, pixels, box = read_photograph(classifier.preprocess, source)
+
     with evaluating(model):
         images = pixels[None].to(next(model.parameters()).device)  # (1, C, height, width)
         probabilities = classifier.probabilities(images)[0].cpu().numpy()
         if not np.isfinite(probabilities).all():
             raise UnansweredError("explanation.output-not-finite", NOT_FINITE)
-        chosen = [find_class(classifier.classes, target, probabilities) for target in targets]
+        numbers = [find_class(classifier.classes, target, probabilities) for target in targets]  # T classes
         maps: dict[str, FloatArray] = {}  # (T, h, w) each
         for name in methods:
             if name == HEADS:
                 continue
-            options: dict[str, Any] = {"layer": layer} if known[name].is_layer_specific and layer is not None else {}
+            options: dict[str, Any] = {}
+            if known[name].is_layer_specific and layer is not None:
+                options["layer"] = layer
             if known[name].is_class_specific:
-                repeated = images.expand(len(chosen), -1, -1, -1)
-                maps[name] = known[name](model, repeated, target=torch.tensor(chosen), **options).cpu().numpy()
+                repeated = images.expand(len(numbers), -1, -1, -1)
+                maps[name] = known[name](model, repeated, target=torch.tensor(numbers), **options).cpu().numpy()
             else:
-                maps[name] = np.repeat(known[name](model, images, **options).cpu().numpy(), len(chosen), axis=0)
+                maps[name] = np.repeat(known[name](model, images, **options).cpu().numpy(), len(numbers), axis=0)
         heads: FloatArray | None = None
         layers: tuple[int, ...] = ()
         if HEADS in methods:
-            vit = vit_of(model, HEADS)
-            if layer is None:
-                layers = tuple(attention_layers(vit.config))
-                rows = [average_rows_of_head(attention, vit.config) for attention in attention_maps(vit, images)]
-                heads = to_grid(torch.cat(rows), vit.config).cpu().numpy()  # (layers, heads, h, w)
-            else:
-                layers = (find_layer(vit.config, layer),)
-                heads = head_maps(vit, images, layer).cpu().numpy()
-    ranking = tuple((classifier.classes[i], float(probabilities[i])) for i in np.argsort(-probabilities, kind="stable"))
+            layers, heads = _maps_of_heads(vit_of(model, HEADS), images, layer)
+
+    order = np.argsort(-probabilities, kind="stable")
+    ranking = tuple((classifier.classes[i], float(probabilities[i])) for i in order)
     return [
         Explanation(
             path=path,
@@ -460,8 +481,16 @@ def explain_classes(
             layers=layers,
             is_network=isinstance(model, Network),
         )
-        for i, number in enumerate(chosen)
+        for i, number in enumerate(numbers)
     ]
+
+
+def _maps_of_heads(model: VisionTransformer, images: Tensor, layer: int | None) -> tuple[tuple[int, ...], FloatArray]:
+    """Return the numbers of the layers, and each head's attention in them for one image, (layers, heads, h, w)."""
+    if layer is not None:
+        return (find_layer(model.config, layer),), head_maps(model, images, layer).cpu().numpy()
+    rows = [average_rows_of_head(attention, model.config) for attention in attention_maps(model, images)]
+    return tuple(attention_layers(model.config)), to_grid(torch.cat(rows), model.config).cpu().numpy()
 
 
 def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDArray[np.float32]) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitkit.errors import VitkitError
 from vitkit.explanation.attention import attention_layers, attention_maps, copy_with_attention, unwrap_compiled
-from vitkit.explanation.draw import mosaic, rescale
+from vitkit.explanation.draw import label_mosaic, mosaic, rescale
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import Attention, VisionTransformer
 from vitkit.text.pages import new_figure, whole_numbers
@@ -96,7 +96,8 @@ def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
     """
     config = unwrap_compiled(model).config
     _check_images(images)
-    distances, layers = torch.from_numpy(_patch_distances(config)), attention_layers(config)
+    distances = torch.from_numpy(_patch_distances(config))
+    layers = attention_layers(config)
     sums = np.full((config.layers, config.heads), np.nan)
     sums[layers] = 0.0
     for batch in torch.split(images, _BATCH):
@@ -122,7 +123,8 @@ def norms_by_layer(model: VisionTransformer, images: Tensor) -> FloatArray:
     """
     model = copy_with_attention(unwrap_compiled(model), Attention)  # which is in evaluation mode
     _check_images(images)
-    batches = [model.embed(batch) for batch in torch.split(images.detach().to(model.patch_embed.proj.weight), _BATCH)]
+    images = images.detach().to(model.patch_embed.proj.weight)
+    batches = [model.embed(batch) for batch in torch.split(images, _BATCH)]
     norms = []
     for layer in range(model.config.layers):
         batches = [model.layer(layer, batch) for batch in batches]
@@ -173,11 +175,11 @@ def position_grid(similarity: FloatArray) -> Figure:
     """
     h, w = similarity.shape[:2]
     step = -(-max(h, w) // 14)  # at most 14 rows and columns, for readability
-    rows, columns = np.arange(h)[(h - 1) % step // 2 :: step], np.arange(w)[(w - 1) % step // 2 :: step]
-    low = float(similarity.min())
-    figure, axis = mosaic(similarity[np.ix_(rows, columns)], _SIMILARITY, cell=0.32, limits=(low, 1.0), extra_width=0.9)
-    axis.set_xticks(np.arange(len(columns)) * (w + 1) + (w - 1) / 2, [str(i + 1) for i in columns])
-    axis.set_yticks(np.arange(len(rows)) * (h + 1) + (h - 1) / 2, [str(i + 1) for i in rows])
+    rows = np.arange((h - 1) % step // 2, h, step)  # as far from the first as from the last row
+    columns = np.arange((w - 1) % step // 2, w, step)
+    cells = similarity[np.ix_(rows, columns)]
+    figure, axis = mosaic(cells, _SIMILARITY, cell=0.32, limits=(float(similarity.min()), 1.0), extra_width=0.9)
+    label_mosaic(axis, cells, rows + 1, columns + 1)  # numbered from 1
     axis.set(xlabel="column of the patch", ylabel="row of the patch")
     axis.set_title("Position embedding similarity", fontsize=10)
     figure.colorbar(axis.images[0], ax=axis, label="cosine similarity", shrink=0.8)
@@ -195,11 +197,13 @@ def by_head(values: FloatArray, title: str, label: str, reference: float | None 
     colours = colormaps[_AMOUNT].resampled(heads) if heads > 1 else colormaps[_AMOUNT]
     for head, column in enumerate(values.T):
         axis.plot(np.arange(len(values)), column, "o", color=colours(head), markersize=5, label=f"head {head}")
+    xlabel = "layer"
+    highest = float(np.nanmax(values, initial=0))
     if reference is not None:
         axis.axhline(reference, color="#777777", linewidth=0.8, linestyle=":")
-    note = "" if reference is None else "\n(dotted: equal attention to all patches)"
-    top = 1.06 * max(float(np.nanmax(values, initial=0)), reference or 0)
-    axis.set(title=title, xlabel=f"layer{note}", ylabel=label, ylim=(0, top or None))
+        xlabel += "\n(dotted: equal attention to all patches)"
+        highest = max(highest, reference)
+    axis.set(title=title, xlabel=xlabel, ylabel=label, ylim=(0, 1.06 * highest or None))
     whole_numbers(axis.xaxis)
     axis.grid(alpha=0.25)
     if heads <= 6:

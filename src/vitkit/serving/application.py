@@ -52,6 +52,9 @@ def make_application(service: Service) -> FastAPI:
         code = codes.get(error.status_code, "serving.request-wrong")
         return _error_response(code, error.status_code, error.detail.lower(), error.headers)
 
+    def example(name: str) -> dict[str, Any]:
+        return {"content": {"application/json": {"example": _EXAMPLES[name]}}}
+
     routes = _Routes(service)
     for path, handler, summary in (
         ("/predict", routes.predict, "Classify pictures"),
@@ -62,21 +65,20 @@ def make_application(service: Service) -> FastAPI:
         ("/ready", routes.ready, "Check whether the server accepts requests"),
         ("/metrics", routes.metrics, "Return the metrics for Prometheus"),
     ):
-        responses: dict[int | str, dict[str, Any]] = {
-            status: {"content": {"application/json": {"example": _EXAMPLES[name]}}}
-            for status, name in ((200, path), ("4XX", "4XX"))
-            if path in _EXAMPLES  # metrics are text
-        }
+        responses: dict[int | str, dict[str, Any]] = {}
+        if path in _EXAMPLES:  # metrics are text
+            responses = {200: example(path), "4XX": example("4XX")}
+        takes_pictures = path in OPTIONS
         app.add_api_route(
             path,
             _with_metrics(service, path, handler),
-            methods=["POST" if path in OPTIONS else "GET"],
+            methods=["POST" if takes_pictures else "GET"],
             operation_id=path[1:],
             response_model=None,  # the handlers return finished responses, which FastAPI must not validate again
             summary=summary,
-            tags=[_PICTURES if path in OPTIONS else _SERVER],
+            tags=[_PICTURES if takes_pictures else _SERVER],
             responses=responses,
-            openapi_extra=openapi_request(path, _EXAMPLES["request"]) if path in OPTIONS else None,
+            openapi_extra=openapi_request(path, _EXAMPLES["request"]) if takes_pictures else None,
         )
 
     @app.get("/", include_in_schema=False)
@@ -103,13 +105,12 @@ class _Routes:
     async def predict(self, request: Request) -> Response:
         uploads, options = await _read_request(self._service, request)
         answer = await self._service.predict(uploads, options)
-        return _json_response(answer, 422 if all("error" in row for row in answer["predictions"]) else 200)
+        return _json_response(answer, _status_of(answer["predictions"]))
 
     async def embed(self, request: Request) -> Response:
         uploads, options = await _read_request(self._service, request)
         answer = await self._service.embed(uploads, options)
-        status = 422 if all("error" in row for row in answer["embeddings"]) else 200
-        return await asyncio.to_thread(_json_response, answer, status)
+        return await asyncio.to_thread(_json_response, answer, _status_of(answer["embeddings"]))
 
     async def explain(self, request: Request) -> Response:
         uploads, options = await _read_request(self._service, request)
@@ -122,19 +123,26 @@ class _Routes:
         return _json_response({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:
-        is_closing = self._service.is_closing
-        return _json_response({"status": "closing" if is_closing else "ready"}, 503 if is_closing else 200)
+        if self._service.is_closing:
+            return _json_response({"status": "closing"}, 503)
+        return _json_response({"status": "ready"})
 
     async def metrics(self, _: Request) -> Response:
         text = generate_latest(self._service.metrics.registry)
         return Response(text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
+def _status_of(rows: Sequence[Mapping[str, Any]]) -> int:
+    # The request fails only if none of its pictures can be read.
+    return 422 if all("error" in row for row in rows) else 200
+
+
 async def _read_request(service: Service, request: Request) -> tuple[Sequence[Upload], dict[str, str]]:
     """Read the pictures and options of a request."""
     path = request.scope["path"]
     service.check_open(path)
-    body, content_type = await request.body(), request.headers.get("content-type", "")
+    content_type = request.headers.get("content-type", "")
+    body = await request.body()
     if len(body) > _LARGE_BODY:
         uploads, body_options = await asyncio.to_thread(read_body, content_type, body)
     else:
@@ -170,8 +178,10 @@ def _with_metrics(service: Service, path: str, handler: _Handler) -> _Handler:
 
 
 def _error_response(code: str, status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:
-    retry_after = {"retry-after": "1"} if status == 503 else {}  # seconds
-    return _json_response({"error": reason, "code": code}, status, {**(headers or {}), **retry_after})
+    all_headers = dict(headers or {})
+    if status == 503:
+        all_headers["retry-after"] = "1"  # seconds
+    return _json_response({"error": reason, "code": code}, status, all_headers)
 
 
 def _json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -50,7 +50,8 @@ class Workers:
     """
 
     def __init__(self, count: int, *, max_wait: float, max_waiting: int, on_start: Callable[[], None]) -> None:
-        self._max_wait, self.max_waiting = max_wait, max_waiting
+        self.max_waiting = max_waiting
+        self._max_wait = max_wait
         self._changed = threading.Condition()  # protects the following attributes, which the threads share
         self._queues: dict[Computation, deque[_Item]] = {}  # waiting items in the order of their arrival
         self.waiting = self.working = 0
@@ -102,7 +103,12 @@ class Workers:
             self._start_errors.append(error)
         finally:
             self._all_started.wait()
-        while not self._start_errors and (batch := self._next_batch()) is not None:
+        if self._start_errors:
+            return
+        while True:
+            batch = self._next_batch()
+            if batch is None:
+                return
             computation, items = batch
             _compute_answers(computation, items)
             with self._changed:
@@ -121,13 +127,14 @@ class Workers:
                     continue
                 computation = min(waiting, key=lambda kind: self._queues[kind][0].arrived)
                 queue = self._queues[computation]
-                remaining = queue[0].arrived + self._max_wait - time.monotonic()
-                if len(queue) < computation.max_batch and remaining > 0 and not self._is_closed:
-                    self._changed.wait(remaining)
-                    continue
-                taken = [queue.popleft() for _ in range(min(computation.max_batch, len(queue)))]
-                self.waiting -= len(taken)
-                items = [item for item in taken if not item.request.future.done()]  # clients may have disconnected
+                if len(queue) < computation.max_batch and not self._is_closed:  # more items may still arrive
+                    remaining = queue[0].arrived + self._max_wait - time.monotonic()
+                    if remaining > 0:
+                        self._changed.wait(remaining)
+                        continue
+                batch = [queue.popleft() for _ in range(min(computation.max_batch, len(queue)))]
+                self.waiting -= len(batch)
+                items = [item for item in batch if not item.request.future.done()]  # clients may have disconnected
                 if items:
                     self.working += len(items)
                     return computation, items

@@ -166,7 +166,9 @@ class Guard:
     """
 
     def __init__(self, application: _Application, rules: Rules, count: Callable[[int], None] = lambda _: None) -> None:
-        self._application, self.rules, self._count = application, rules, count
+        self._application = application
+        self._count = count
+        self.rules = rules
         self.total_bytes = 0  # of all bodies that are being read or answered
         self._token = (rules.token or "").encode()
         # A name for each token, because the servers at all ports of a host share their cookies.
@@ -186,7 +188,8 @@ class Guard:
             self._count(refusal.status)
             await _refuse(refusal, headers, receive, send)
             return
-        body, has_started = _Body(self, receive, scope["path"]), False
+        body = _Body(self, receive, scope["path"])
+        has_started = False  # whether the answer of the application has
 
         async def send_with_headers(message: Message) -> None:
             nonlocal has_started
@@ -235,19 +238,16 @@ class Guard:
 
     def _is_own_host(self, host: str | None) -> bool:
         """Return whether a Host header has one of the server's names, or an accepted IP address, and any port."""
-        host = host or ""
-        if host.startswith("["):  # an IPv6 address
-            name, closing, rest = host[1:].partition("]")
-            name = name.lower() if closing and (not rest or rest.startswith(":")) else ""
-        else:
-            name, _, port = host.partition(":")
-            name = name.lower().removesuffix(".") if not port or port.isdecimal() else ""
+        name = _host_name(host or "")
         if name in self.rules.names:
             return True
-        with suppress(ValueError):
-            ipaddress.ip_address(name)  # raises if it is no address
-            return self.rules.any_address
-        return False
+        if not self.rules.any_address:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
 
     def _has_token(self, headers: dict[str, str]) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
@@ -268,17 +268,32 @@ class Guard:
 
         The redirection sets the cookie and removes the token from the URL.
         """
-        if self.rules.token is None or scope["method"] not in _SAFE_METHODS or b"token=" not in scope["query_string"]:
+        if self.rules.token is None or scope["method"] not in _SAFE_METHODS:
+            return None
+        if b"token=" not in scope["query_string"]:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        tokens = [value for name, value in query if name == "token"]
-        if not any(map(self._matches, tokens)) or not self._is_own_host(headers.get("host")):
+        has_token = any(name == "token" and self._matches(value) for name, value in query)
+        if not has_token or not self._is_own_host(headers.get("host")):
             return None
+        location = "/" + scope.get("raw_path", scope["path"].encode()).decode("latin-1").lstrip("/\\")  # //x is a host
         rest = urlencode([(name, value) for name, value in query if name != "token"])
-        path = "/" + scope.get("raw_path", scope["path"].encode()).decode("latin-1").lstrip("/\\")  # //x is a host
-        location = f"{path}{'?' if rest else ''}{rest}".encode("latin-1")
+        if rest:
+            location += f"?{rest}"
         cookie = f"{self.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Lax"
-        return [(b"location", location), (b"set-cookie", cookie.encode())]
+        return [(b"location", location.encode("latin-1")), (b"set-cookie", cookie.encode())]
+
+
+def _host_name(host: str) -> str:
+    """Return the name in a Host header, without its port; empty if the header is malformed."""
+    if host.startswith("["):  # an IPv6 address
+        name, closing, rest = host[1:].partition("]")
+        is_valid = closing and (not rest or rest.startswith(":"))
+    else:
+        name, _, port = host.partition(":")
+        name = name.removesuffix(".")
+        is_valid = not port or port.isdecimal()
+    return name.lower() if is_valid else ""
 
 
 def _too_large(limit: int) -> _Refusal:
@@ -300,10 +315,13 @@ class _Body:
     """The body of a request. Size and duration are checked while the application reads the body."""
 
     def __init__(self, guard: Guard, receive: Receive, path: str) -> None:
-        self._guard, self._receive, self._path = guard, receive, path
+        self._guard = guard
+        self._receive = receive
+        self._path = path
         self._began = asyncio.get_running_loop().time()
         self._is_complete = False
-        self.size = self.in_memory = 0  # bytes received, and those of them that are not stored
+        self.size = 0  # bytes received
+        self.in_memory = 0  # those of them that are not stored
         self.refusal: _Refusal | None = None
 
     async def receive(self) -> Message:
@@ -311,22 +329,24 @@ class _Body:
             raise RefusedBodyError
         if self._is_complete:  # the next message tells that the client has disconnected
             return await self._receive()
+        rules = self._guard.rules
         try:
-            async with asyncio.timeout_at(self._began + self._guard.rules.seconds + self.size / _MIN_BYTES_PER_SECOND):
+            async with asyncio.timeout_at(self._began + rules.seconds + self.size / _MIN_BYTES_PER_SECOND):
                 message = await self._receive()
         except TimeoutError:
-            reason = f"the request did not come within {self._guard.rules.seconds:g} seconds"
+            reason = f"the request did not come within {rules.seconds:g} seconds"
             self.refusal = _Refusal("serving.request-slow", 408, reason)
             raise RefusedBodyError from None
         if message["type"] == "http.request":
             received = len(message.get("body", b""))
             self.size += received
-            if not self._guard.rules.is_stored(self._path):
+            if not rules.is_stored(self._path):
                 self.in_memory += received
                 self._guard.total_bytes += received
-            if self.size > (limit := self._guard.rules.limit(self._path)):
+            limit = rules.limit(self._path)
+            if self.size > limit:
                 self.refusal = _too_large(limit)
-            elif self._guard.total_bytes > self._guard.rules.max_total_bytes:
+            elif self._guard.total_bytes > rules.max_total_bytes:
                 reason = "too much data is being received: try again later"
                 self.refusal = _Refusal("serving.server-busy", 503, reason)
             self._is_complete = not message.get("more_body", False)
@@ -346,8 +366,8 @@ def _is_cross_site(method: str, headers: dict[str, str]) -> bool:
     origin = headers.get("origin")
     if method in _SAFE_METHODS or origin is None:
         return False
-    scheme, _, host = origin.lower().partition("://")
-    return scheme not in ("http", "https") or host != headers.get("host", "").lower()
+    host = headers.get("host", "").lower()
+    return origin.lower() not in (f"http://{host}", f"https://{host}")
 
 
 def _with_default_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -364,8 +384,10 @@ async def _reply(send: Send, status: int, answer: dict[str, str], extra: Iterabl
     """
     body = json.dumps(answer).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *extra]
-    headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
-    headers += [(b"retry-after", b"2")] if status == 503 else []
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if status == 503:
+        headers.append((b"retry-after", b"2"))
     await send({"type": "http.response.start", "status": status, "headers": _with_default_headers(headers)})
     await send({"type": "http.response.body", "body": body, "more_body": status >= 400})
 

@@ -81,7 +81,9 @@ class ServedModel:
     """
 
     def __init__(self, name: str, classifier: Classifier, batch: int | None = None) -> None:
-        self.name, self.classifier, self.version = name, classifier, version_of(classifier)
+        self.name = name
+        self.version = version_of(classifier)
+        self.classifier = classifier
         runner = classifier.runner
         self.is_concurrent = runner is not None and runner.is_concurrent
         self.batch = batch or (BATCH if self.is_concurrent else BATCH_ALONE)
@@ -131,7 +133,9 @@ class ServedModel:
         for (_, columns), note, (path, row) in zip(requests, notes, rows, strict=True):
             prediction = self.classifier.prediction(path, row)
             answer = columns.row(prediction).to_dict(may_reject=columns.may_reject)
-            answers.append(answer if note is None else {**answer, "note": f"perhaps darker or lighter: {note}"})
+            if note is not None:
+                answer["note"] = f"perhaps darker or lighter: {note}"
+            answers.append(answer)
         return answers
 
     def _embed(self, uploads: Sequence[Upload], what: Features) -> list[dict[str, Any]]:
@@ -142,12 +146,13 @@ class ServedModel:
             return vectors
 
         _, rows = self._rows(uploads, features)
-        return [
-            {"path": path, "features": None, "error": row}
-            if isinstance(row, str)
-            else {"path": path, "features": row.tolist()}
-            for path, row in rows
-        ]
+        answers: list[dict[str, Any]] = []
+        for path, row in rows:
+            if isinstance(row, str):
+                answers.append({"path": path, "features": None, "error": row})
+            else:
+                answers.append({"path": path, "features": row.tolist()})
+        return answers
 
     def _rows(self, uploads: Sequence[Upload], compute: Any) -> tuple[list[str | None], list[tuple[str, Array | str]]]:
         """Read pictures, and compute a result for each of them.
@@ -155,7 +160,8 @@ class ServedModel:
         Returns two lists with an entry for each picture: a warning about the brightness, or None; and the path with
         the result or an error message.
         """
-        notes, images = list[str | None](), list[Array | str]()
+        notes = list[str | None]()
+        images = list[Array | str]()
         for upload in uploads:
             try:
                 with picture_of(upload.path, self.classifier.preprocess.short_side, upload.content) as picture:
@@ -167,14 +173,24 @@ class ServedModel:
         with self._lock:
             return notes, compute_batch([upload.path for upload in uploads], images, compute)
 
-    def _explain(self, requests: Sequence[tuple[Upload, str, str, int | None]]) -> list[Explanation]:
-        """Explain pictures, each given with the arguments of `Classifier.explain`: method, target and layer."""
+    def _explain(self, requests: Sequence[ExplanationRequest]) -> list[Explanation]:
         from vitkit.explanation import explain
 
         classifier = _LockedClassifier(self.classifier, self._lock)
         return [
-            explain(classifier, upload.content, method, target, layer) for upload, method, target, layer in requests
+            explain(classifier, request.upload.content, request.method, request.target, request.layer)
+            for request in requests
         ]
+
+
+@dataclass(frozen=True)
+class ExplanationRequest:
+    """A picture with the arguments of `Classifier.explain`."""
+
+    upload: Upload
+    method: str
+    target: str
+    layer: int | None
 
 
 @dataclass(frozen=True)
@@ -227,7 +243,8 @@ def version_of(classifier: Classifier) -> str:
         for name, tensor in sorted(stored_weights(classifier.model).items()):
             values = tensor.detach().cpu().contiguous()
             parts += [f"{name} {values.dtype}".encode(), values.view(-1).numpy().tobytes()]
-        parts += [] if classifier.trust is None else [classifier.trust]
+        if classifier.trust is not None:
+            parts.append(classifier.trust)
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))  # so that other divisions into parts give another hash

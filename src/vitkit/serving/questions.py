@@ -30,7 +30,8 @@ class BadRequestError(Exception):
 
     def __init__(self, code: str, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.code, self.status = code, status
+        self.code = code
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def read_body(content_type: str, body: bytes) -> tuple[list[Upload], dict[str, s
     elif media_type == b"application/json":
         uploads, options = _read_json(body)
     elif media_type.startswith(b"image/") or media_type in _UNKNOWN_TYPES:
-        uploads, options = [Upload("image", body)] if body else [], {}
+        uploads = [Upload("image", body)] if body else []
+        options = {}
     else:
         reason = "send pictures as multipart/form-data, application/json with base64, or image/*"
         raise BadRequestError("serving.type-unknown", 415, reason)
@@ -125,35 +127,44 @@ def _check_count(parts: int) -> None:
 
 def _read_multipart(boundary: bytes, body: bytes) -> tuple[list[Upload], dict[str, str]]:
     """Read the parts of a form. Those with a file name are pictures, the others are options."""
-    parts, ends = list[File | Field](), list[bool]()
+    if not boundary:
+        raise BadRequestError("serving.body-damaged", 400, "multipart/form-data has no boundary")
+    parts = list[File | Field]()
+    is_complete = False
 
     def add(part: File | Field) -> None:
         parts.append(part)
         _check_count(len(parts))
 
-    if not boundary:
-        raise BadRequestError("serving.body-damaged", 400, "multipart/form-data has no boundary")
+    def end() -> None:
+        nonlocal is_complete
+        is_complete = True
+
     in_memory = {"MAX_MEMORY_FILE_SIZE": math.inf}  # larger files would be written to disk
     try:
-        parser = FormParser("multipart/form-data", add, add, lambda: ends.append(True), boundary, config=in_memory)
+        parser = FormParser("multipart/form-data", add, add, end, boundary, config=in_memory)
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
         reason = f"the multipart body is damaged: {str(error)[:80]!r}"
         raise BadRequestError("serving.body-damaged", 400, reason) from error
-    if not ends:
+    if not is_complete:
         raise BadRequestError("serving.body-damaged", 400, "the multipart body is cut short")
-    uploads, options = list[Upload](), dict[str, str]()
+
+    uploads = list[Upload]()
+    options = dict[str, str]()
     for part in parts:
         if isinstance(part, File):
             part.file_object.seek(0)
             uploads.append(Upload(_text(part.file_name or b"image"), part.file_object.read()))
             continue
-        name, content = _text(part.field_name or b""), part.value or b""
+        name = _text(part.field_name or b"")
+        content = part.value or b""
         if len(content) > _MAX_FIELD_BYTES:
             reason = f"the field {name!r:.80} is too long; a picture needs a file name"
             raise BadRequestError("serving.option-invalid", 400, reason)
-        if options.setdefault(name, _text(content)) != _text(content):
+        value = _text(content)
+        if options.setdefault(name, value) != value:
             raise BadRequestError("serving.option-repeated", 400, f"{name!r:.80} has two values")
     return uploads, options
 
@@ -184,18 +195,23 @@ def _read_json(body: bytes) -> tuple[list[Upload], dict[str, str]]:
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise BadRequestError("serving.option-invalid", 400, f"{name!r:.80} must be text or a number")
         options[name] = str(value)
-    uploads = []
-    for number, image in enumerate(images, 1):
-        path: object = f"image {number}"
-        if isinstance(image, dict) and image.keys() <= {"path", "data"}:
-            path, image = image.get("path", path), image.get("data")
-        if not isinstance(image, str) or not isinstance(path, str):
-            reason = f'image {number} must be base64 text, or {{"path": ..., "data": base64 text}}'
-            raise BadRequestError("serving.image-invalid", 400, reason)
-        data = image.partition(",")[2] if image.startswith("data:") else image
-        try:
-            content = base64.b64decode(data.encode("ascii").translate(None, b" \r\n\t"), validate=True)
-        except (binascii.Error, UnicodeEncodeError) as error:
-            raise BadRequestError("serving.image-invalid", 400, f"image {number} is not base64") from error
-        uploads.append(Upload(path[:_MAX_NAME].encode("utf-8", "replace").decode(), content))
-    return uploads, options
+    return [_json_image(image, number) for number, image in enumerate(images, 1)], options
+
+
+def _json_image(image: object, number: int) -> Upload:
+    """Read a picture from base64 text, or from an object with this text as `data` and perhaps a name as `path`."""
+    path: object = f"image {number}"
+    data = image
+    if isinstance(image, dict) and image.keys() <= {"path", "data"}:
+        path = image.get("path", path)
+        data = image.get("data")
+    if not isinstance(data, str) or not isinstance(path, str):
+        reason = f'image {number} must be base64 text, or {{"path": ..., "data": base64 text}}'
+        raise BadRequestError("serving.image-invalid", 400, reason)
+    if data.startswith("data:"):  # a URL with a type before the text
+        data = data.partition(",")[2]
+    try:
+        content = base64.b64decode(data.encode("ascii").translate(None, b" \r\n\t"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise BadRequestError("serving.image-invalid", 400, f"image {number} is not base64") from error
+    return Upload(path[:_MAX_NAME].encode("utf-8", "replace").decode(), content)

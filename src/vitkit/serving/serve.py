@@ -113,8 +113,13 @@ def serve(
         message = f"cannot listen at {host}, port {port} ({error.strerror}): choose another --port, 0 for any"
         raise VitkitError("serving.port-taken", message) from error
     try:
-        limits = {"max_waiting": queue, "max_explanations": explain_queue, "max_values": max_values}
-        service = Service(open_models(sources, compute), max_wait=max_wait / 1000, **limits)  # milliseconds to seconds
+        service = Service(
+            open_models(sources, compute),
+            max_wait=max_wait / 1000,  # in seconds
+            max_waiting=queue,
+            max_explanations=explain_queue,
+            max_values=max_values,
+        )
         return Server(service, listener, rules)
     except BaseException:
         listener.close()
@@ -143,8 +148,11 @@ class Server:
         from vitkit.serving.guard import Guard, server_config
 
         host, port = listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self.token, self._service = rules.token, service
+        if ":" in host:  # an IPv6 address
+            host = f"[{host}]"
+        self.url = f"http://{host}:{port}"
+        self.token = rules.token
+        self._service = service
         self.models = tuple(
             f"{model.name} ({model.version}): {plural(len(model.classifier.classes), 'class', 'classes')}, "
             f"{model.classifier.computed}"
@@ -152,22 +160,20 @@ class Server:
         )
         self._listener = listener
 
-        self._server = uvicorn.Server(
-            server_config(
-                Guard(
-                    make_application(service),
-                    rules,
-                    lambda status: service.metrics.requests.labels("refused", str(status)).inc(),
-                ),
-                loop="asyncio",
-                log_config=None,
-                log_level="error",
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=75,  # seconds to keep an idle connection
-                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-            )
+        def count_refusal(status: int) -> None:
+            service.metrics.requests.labels("refused", str(status)).inc()
+
+        config = server_config(
+            Guard(make_application(service), rules, count_refusal),
+            loop="asyncio",
+            log_config=None,
+            log_level="error",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,  # seconds to keep an idle connection
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
+        self._server = uvicorn.Server(config)
         self._start_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
@@ -19,12 +19,13 @@ from vitkit.errors import ShortageError, UnansweredError, VitkitError
 from vitkit.explanation import method_names
 from vitkit.inference import Columns, cores, set_threads, threads
 from vitkit.serving.batching import ClosedError, Computation, FullError, Workers
-from vitkit.serving.models import ServedModel
+from vitkit.serving.models import ExplanationRequest, ServedModel
 from vitkit.serving.questions import BadRequestError, Upload, fraction_option, integer_option
 from vitkit.text import plural
 
 if TYPE_CHECKING:
     from vitkit.explanation import Explanation
+    from vitkit.model import Features
 
 _QUEUE_FULL = "too many pictures are waiting: try again later"
 _CLOSING = "the server is closing"
@@ -112,7 +113,9 @@ class Service:
         max_explanations: int,
         max_values: int,
     ) -> None:
-        self.models, self.max_values, self.is_closing = models, max_values, False
+        self.models = models
+        self.max_values = max_values
+        self.is_closing = False
         self._threads_before = threads()
         is_concurrent = all(model.is_concurrent for model in models.values())
 
@@ -144,14 +147,17 @@ class Service:
         """Classify pictures; return a row for each of them, with the fields that `vitkit predict` writes."""
         model = self._find_model(options)
         top = min(integer_option(options, "top", 1, _TOP), len(model.classifier.classes))
-        coverage, accuracy = fraction_option(options, "coverage"), fraction_option(options, "accuracy")
-        unknown, reject = fraction_option(options, "unknown"), fraction_option(options, "reject")
+        coverage = fraction_option(options, "coverage")
+        accuracy = fraction_option(options, "accuracy")
+        unknown = fraction_option(options, "unknown")
+        reject = fraction_option(options, "reject")
         try:
             rules = model.classifier.rules(coverage=coverage, accuracy=accuracy, unknown=unknown)
         except VitkitError as error:
             raise BadRequestError(error.code, 400, str(error)) from error
         is_multi = model.classifier.task == "multi"
-        columns = Columns(top, reject, is_multi, rules, model.classifier.unknown is not None)
+        has_familiar = model.classifier.unknown is not None
+        columns = Columns(top=top, reject=reject, multi=is_multi, rules=rules, has_familiar=has_familiar)
         _check_size(len(uploads), top, _MAX_RANKED, "classes", "ask for fewer classes (top)")
         rows = await self._compute(self.workers, model.prediction, [(upload, columns) for upload in uploads])
         self.metrics.record_images(model.name, rows)
@@ -163,10 +169,10 @@ class Service:
         """Compute the features of pictures; return a row for each of them."""
         model = self._find_unexported(options)
         requested = options.get("what", "head")
-        what = next((kind for kind in model.embeddings if kind == requested), None)
-        if what is None:
+        if requested not in model.embeddings:
             reason = f"what must be one of {', '.join(model.embeddings)}, not {requested!r:.80}"
             raise BadRequestError("serving.option-invalid", 400, reason)
+        what = cast("Features", requested)
         size = model.feature_size(what)
         _check_size(len(uploads), size, self.max_values, "numbers", "ask for their mean (what=mean)")
         rows = await self._compute(self.workers, model.embeddings[what], uploads)
@@ -182,8 +188,12 @@ class Service:
         layer = options.get("layer")
         if layer is not None and not re.fullmatch("-?[0-9]{1,4}", layer):
             raise BadRequestError("serving.option-invalid", 400, f"layer must be a whole number, not {layer!r:.80}")
-        method, target = options.get("method", "gradient"), options.get("target", "top")
-        request = (uploads[0], method, target, None if layer is None else int(layer))
+        request = ExplanationRequest(
+            upload=uploads[0],
+            method=options.get("method", "gradient"),
+            target=options.get("target", "top"),
+            layer=None if layer is None else int(layer),
+        )
         explanation: Explanation
         (explanation,) = await self._compute(self.explainers, model.explanation, [request])
         self.metrics.images.labels(model.name, "answered").inc()
@@ -282,10 +292,9 @@ class _Metrics:
 
     def record_images(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Count the pictures of an answer by their outcome."""
-        unreadable = sum("error" in row for row in rows)
-        for outcome, count in (("answered", len(rows) - unreadable), ("unreadable", unreadable)):
-            if count:
-                self.images.labels(model, outcome).inc(count)
+        for row in rows:
+            outcome = "unreadable" if "error" in row else "answered"
+            self.images.labels(model, outcome).inc()
 
     def record_predictions(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record the predicted class, the confidence and the familiarity of each row.
