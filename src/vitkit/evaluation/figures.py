@@ -164,7 +164,9 @@ def all_figures(
             nothing is recorded of the first weights (`UNRECORDED`) and `seen` is empty, the entry `seen` is None.
     """
     counted = unseen_part(evaluation, seen)
-    numbers = figures(evaluation) | _NO_FIGURES if counted is None else figures(counted)
+    numbers = figures(counted or evaluation)
+    if counted is None:
+        numbers |= _NO_FIGURES
     numbers = {"accuracy": numbers["accuracy"], **(about or {}), **numbers}  # `accuracy` stays the first entry
     roles = {path: seen[path] for path in evaluation.paths if path in seen} if seen else {}
     if seen is None or (not roles and doubt == UNRECORDED):

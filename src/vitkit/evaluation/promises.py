@@ -7,8 +7,7 @@ have a requested accuracy. The promises and the score are derived from the model
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -71,16 +70,14 @@ def trust_figures(
     figures: dict[str, Any] = {}
     if measured is not None and can_measure and classifier.held_out is not None:
         units = Units.of_evaluation(measured)
-        coverages: list[dict[str, Any]] = []
-        accuracies: list[dict[str, Any]] = []
-        for value in COVERAGES if coverage is None else (coverage,):
-            with _appending_refusal(coverages, value):
-                rules = classifier.rules(coverage=value)
-                coverages.append({"requested": value, **_coverage_figures(rules.sets, measured, units)})
-        for value in ACCURACIES if accuracy is None else (accuracy,):
-            with _appending_refusal(accuracies, value):
-                rules = classifier.rules(accuracy=value)
-                accuracies.append({"requested": value, **_accuracy_figures(rules.sure, measured)})
+        coverages = _figures_of_each(
+            COVERAGES if coverage is None else (coverage,),
+            lambda value: _coverage_figures(classifier.rules(coverage=value).sets, measured, units),
+        )
+        accuracies = _figures_of_each(
+            ACCURACIES if accuracy is None else (accuracy,),
+            lambda value: _accuracy_figures(classifier.rules(accuracy=value).sure, measured),
+        )
         held_out = classifier.held_out.held_out
         validation: dict[str, Any] = {"images": len(held_out), "chosen_on_them": list(held_out.chosen)}
         if held_out.folds:
@@ -114,13 +111,15 @@ def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-@contextmanager
-def _appending_refusal(rows: list[dict[str, Any]], requested: float) -> Iterator[None]:
-    # Catch a `VitkitError` of the `with` block, and append a row with its message to `rows`.
-    try:
-        yield
-    except VitkitError as error:
-        rows.append({"requested": requested, "refused": str(error)})
+def _figures_of_each(requested: Sequence[float], measure: Callable[[float], dict[str, Any]]) -> list[dict[str, Any]]:
+    # The figures of each requested promise, or why it cannot be made.
+    rows = []
+    for value in requested:
+        try:
+            rows.append({"requested": value, **measure(value)})
+        except VitkitError as error:
+            rows.append({"requested": value, "refused": str(error)})
+    return rows
 
 
 def _coverage_figures(sets: ClassSets | None, evaluation: Evaluation, units: Units) -> dict[str, Any]:

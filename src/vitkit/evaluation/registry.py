@@ -74,7 +74,8 @@ def register_metric(name: str, function: Callable[[Any, Any], float], *, several
             "evaluation.metric-not-callable", f"metric {name}: expected a function, not {type(function).__name__}"
         )
     task: TaskName = "multi" if several_classes else "single"
-    if (before := METRICS[task].get(name)) is not None and before.function is None:
+    before = METRICS[task].get(name)
+    if before is not None and before.function is None:
         raise VitkitError("evaluation.metric-name", f"vitkit has a metric {name} already: choose another name")
     METRICS[task][name] = Metric(name, name.replace("_", " "), tasks=(task,), function=function)
 
@@ -98,8 +99,9 @@ def read_figures(file: Path) -> dict[str, Any]:
     """
     figures = read_json(file)
     accuracy = figures.get("accuracy")
-    is_known = isinstance(accuracy, dict) or is_number(accuracy)  # folds have a mean and an interval
-    if not is_known and not (accuracy is None and figures.get("seen")):  # there is none if all images were seen
+    is_of_folds = isinstance(accuracy, dict)  # with a mean and an interval
+    is_of_seen_images = accuracy is None and figures.get("seen")  # there is none if all images were seen
+    if not is_of_folds and not is_of_seen_images and not is_number(accuracy):
         advice = f"delete it, and repeat the evaluation: {resume_command(file.parent)}"
         reason = f"{file} is damaged: its accuracy is {type_of(accuracy)}; {advice}"
         raise VitkitError("evaluation.figures-damaged", reason)

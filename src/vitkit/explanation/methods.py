@@ -55,48 +55,52 @@ _HOME = "vitkit.explanation"
 
 _ROWS = (
     Method(
-        "gradient",
-        "Attention followed through all layers, weighted by its effect on this class.",
-        f"{_HOME}.class_maps",
-        "gradient_rollout",
+        name="gradient",
+        description="Attention followed through all layers, weighted by its effect on this class.",
+        module=f"{_HOME}.class_maps",
+        function="gradient_rollout",
         is_class_specific=True,
     ),
     Method(
-        "rollout",
-        "Attention followed through all layers. It is the same for every class.",
-        f"{_HOME}.attention",
-        "rollout",
+        name="rollout",
+        description="Attention followed through all layers. It is the same for every class.",
+        module=f"{_HOME}.attention",
+        function="rollout",
     ),
     Method(
-        "raw",
-        "The attention of one layer, averaged over heads. It is the same for every class.",
-        f"{_HOME}.attention",
-        "last_attention",
+        name="raw",
+        description="The attention of one layer, averaged over heads. It is the same for every class.",
+        module=f"{_HOME}.attention",
+        function="last_attention",
         is_layer_specific=True,
     ),
     Method(
-        "occlusion",
-        "How much less probable this class becomes when a square is covered. This is an experiment, not attention.",
-        f"{_HOME}.class_maps",
-        "occlusion",
+        name="occlusion",
+        description=(
+            "How much less probable this class becomes when a square is covered. This is an experiment, not attention."
+        ),
+        module=f"{_HOME}.class_maps",
+        function="occlusion",
         is_class_specific=True,
         compares_classes=True,
     ),
     Method(
-        HEADS,
-        "The attention of each head in each layer. It is the same for every class.",
-        f"{_HOME}.attention",
-        "head_maps",
+        name=HEADS,
+        description="The attention of each head in each layer. It is the same for every class.",
+        module=f"{_HOME}.attention",
+        function="head_maps",
         is_layer_specific=True,
     ),
 )
 METHODS = {method.name: method for method in _ROWS}
 NETWORK_METHODS = {  # the methods for networks of other libraries, by the same names
     "gradient": Method(
-        "gradient",
-        "Grad-CAM: the last feature map before the pooling, each channel weighted by its effect on this class.",
-        f"{_HOME}.class_maps",
-        "grad_cam",
+        name="gradient",
+        description=(
+            "Grad-CAM: the last feature map before the pooling, each channel weighted by its effect on this class."
+        ),
+        module=f"{_HOME}.class_maps",
+        function="grad_cam",
         is_class_specific=True,
     ),
     "occlusion": METHODS["occlusion"],

@@ -11,7 +11,8 @@ from torch import Tensor
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 
-COSINE, _AGREEMENT = 0.999, 0.995  # minimum cosine similarity of outputs, and minimum fraction of equal decisions
+COSINE = 0.999  # minimum cosine similarity of outputs
+_AGREEMENT = 0.995  # minimum fraction of equal decisions
 # Maximum difference in float32, relative to the largest logit: six times the largest measured (docs/log.md). An epsilon
 # of 1e-5 instead of 1e-6 in DeiT-Ti exceeds it.
 _DRIFT = 3e-5

@@ -78,11 +78,12 @@ def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview
             reason = f"it has operations of the domain {str(bytes(value)[:40])[1:]}, not of ONNX alone"
             raise VitkitError("exporting.file-foreign", reason)
         elif kind == "metadata":
-            entry = dict(fields_of(value))
-            name, card = entry.get(1), entry.get(2)
-            if set(entry) != {1, 2} or name is None or card is None or bytes(name) != CARD.encode():
+            entry = dict(fields_of(value))  # a name (1) and a text (2)
+            if set(entry) != {1, 2} or entry[1] is None or entry[2] is None:
                 raise VitkitError("exporting.file-foreign", "it has metadata that vitkit does not write")
-            cards.append(card)
+            if bytes(entry[1]) != CARD.encode():
+                raise VitkitError("exporting.file-foreign", "it has metadata that vitkit does not write")
+            cards.append(entry[2])
 
 
 def convert(model: Model, storage: Storage) -> Any:
@@ -97,7 +98,8 @@ def save(graph: Any, path: Path, card: str) -> None:
     """Write a converted model; see `Format.save`."""
     del graph.metadata_props[:]
     entry = graph.metadata_props.add()
-    entry.key, entry.value = CARD, card
+    entry.key = CARD
+    entry.value = card
     content = graph.SerializeToString()
     path.write_bytes(with_checksum(content, start=content.rindex(card.encode())))
 

@@ -137,7 +137,9 @@ def _check_elements(element: ET.Element, path: str) -> None:
         raise VitkitError("exporting.file-foreign", f"it has an element {path[:60]!r}")
     required, optional = _ELEMENTS[path]
     attributes = set(element.keys())
-    if not required <= attributes or (optional is not None and not attributes <= required | optional):
+    has_missing = not required <= attributes
+    has_unknown = optional is not None and not attributes <= required | optional
+    if has_missing or has_unknown:
         reason = f"its element {path!r} has unexpected attributes: {', '.join(sorted(attributes))}"
         raise VitkitError("exporting.file-foreign", reason)
     for child in element:

@@ -53,7 +53,8 @@ class _InDtype(nn.Module):
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
-        self.model, self.dtype = model, dtype
+        self.model = model
+        self.dtype = dtype
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         computed = self.model(images.to(self.dtype))

@@ -40,7 +40,8 @@ _BATCH = 8
 _FEATURES = 16  # images whose features and probabilities are compared
 _ACCURACY_ROUNDING = 1e-9  # rounding of the difference of two accuracies
 _MAX_ROUNDING = 1e-5  # largest difference of probabilities that the file and numpy compute from the same logits
-_ROUNDS, _SECONDS = 5, 5.0  # timings of each contender, and the seconds after which no round begins
+_ROUNDS = 5  # timings of each contender
+_SECONDS = 5.0  # after which no round begins
 
 
 @dataclass(frozen=True)

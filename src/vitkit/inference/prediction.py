@@ -273,7 +273,10 @@ class Columns:
     @property
     def ranks(self) -> range:
         """Return the ranks for which there are columns `label_RANK` and `confidence_RANK`."""
-        return range(1 if self.multi and self.top > 1 else 2, self.top + 1)
+        if self.top == 1:
+            return range(0)
+        first = 1 if self.multi else 2  # the label of a multi-label model may not be the most probable class
+        return range(first, self.top + 1)
 
     def row(self, prediction: Prediction) -> Row:
         """Return the row of a prediction."""
@@ -556,7 +559,7 @@ def written_rows(out: Path, form: RowFormat, paths: Sequence[str]) -> WrittenRow
     computation = None
     if file == partial and _computation_of(partial).exists():
         computation = read_json(_computation_of(partial))
-    return WrittenRows(missing, file, size, is_in_order, tally, computation)
+    return WrittenRows(missing, file, size=size, is_in_order=is_in_order, tally=tally, computation=computation)
 
 
 def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
@@ -565,7 +568,8 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
     Raises:
         VitkitError: the file is not in this format.
     """
-    opening, end = form.opening.encode(), len(form.header.encode())
+    opening = form.opening.encode()
+    end = len(form.header.encode())  # of the previous record
     with file.open("rb") as stream:
         if not opening.startswith(stream.read(len(opening))):
             stream.seek(0)
@@ -573,7 +577,8 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
             raise _rows_differ(file, f"it begins with {first} instead of {opening.decode()[:_MAX_SHOWN].rstrip()}")
         stream.seek(end)
         for record in form.records(stream):
-            start, end = end, end + len(record)
+            start = end
+            end += len(record)
             try:
                 row = form.decode(record.decode(*ENCODING))
             except (ValueError, TypeError, csv.Error) as error:

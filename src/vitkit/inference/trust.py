@@ -25,7 +25,8 @@ from vitkit.inference.unknown import METHOD, Unknown, check_level, from_arrays, 
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-VALIDATION, CROSS_VALIDATED = "validation images", "cross-validated images"
+VALIDATION = "validation images"
+CROSS_VALIDATED = "cross-validated images"
 _TOLERANCE = 1e-9  # (n + 1) c may be rounded up to just above a whole number, which `ceil` would raise by 1
 
 
@@ -56,9 +57,15 @@ class HeldOut:
         cls, probabilities: npt.NDArray[np.float32], labels: Ints, chosen: tuple[str, ...] = (), folds: int = 0
     ) -> HeldOut:
         """Create the record from probabilities (n, K) and true classes (n,)."""
-        label, predicted = labels.astype(np.int64), probabilities.argmax(axis=1).astype(np.int64)
-        rest = _complements(probabilities)[np.arange(len(labels)), label]
-        return cls(label, predicted, rest, uncertainty_of(probabilities), chosen, folds)
+        label = labels.astype(np.int64)
+        return cls(
+            label=label,
+            predicted=probabilities.argmax(axis=1).astype(np.int64),
+            rest=_complements(probabilities)[np.arange(len(label)), label],
+            doubt=uncertainty_of(probabilities),
+            chosen=chosen,
+            folds=folds,
+        )
 
     def __len__(self) -> int:
         return len(self.label)
@@ -236,7 +243,7 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
         if binomial_tail(errors, answered, 1 - accuracy) > risk:
             break
         limit = float(doubts[answered]) if answered < n else _ALL_ANSWERED
-        best = SureThreshold(accuracy, limit, answered, errors, n, held_out.kind)
+        best = SureThreshold(accuracy, doubt=limit, answered=answered, wrong=errors, images=n, kind=held_out.kind)
     if best is None:
         errors = int((wrong <= doubts[needed - 1]).sum())
         raise VitkitError(

@@ -28,7 +28,8 @@ from vitkit.system import read_json, to_json
 
 _STATIC = Path(__file__).parent / "static"
 _EXAMPLES = read_json(_STATIC / "examples.json")  # an example response of each route
-_PICTURES, _SERVER = "Pictures", "The server"
+_PICTURES = "Pictures"
+_SERVER = "The server"
 _TAGS = [
     {"name": _PICTURES, "description": "Send pictures, and get answers about them"},
     {"name": _SERVER, "description": "Which models there are, and how the server is"},

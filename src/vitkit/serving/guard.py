@@ -177,7 +177,8 @@ class Guard:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         headers: dict[str, str] = {}
         for name, value in scope["headers"]:  # repeated headers are joined, so that a check sees all of them
-            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+            key = name.decode("latin-1").lower()
+            text = value.decode("latin-1")
             headers[key] = f"{headers[key]}; {text}" if key in headers else text
         redirection = self._token_redirection(scope, headers)
         if redirection is not None:
@@ -287,13 +288,14 @@ class Guard:
 def _host_name(host: str) -> str:
     """Return the name in a Host header, without its port; empty if the header is malformed."""
     if host.startswith("["):  # an IPv6 address
-        name, closing, rest = host[1:].partition("]")
-        is_valid = closing and (not rest or rest.startswith(":"))
-    else:
-        name, _, port = host.partition(":")
-        name = name.removesuffix(".")
-        is_valid = not port or port.isdecimal()
-    return name.lower() if is_valid else ""
+        name, closing, port = host[1:].partition("]")
+        if not closing or (port and not port.startswith(":")):
+            return ""
+        return name.lower()
+    name, _, port = host.partition(":")
+    if port and not port.isdecimal():
+        return ""
+    return name.lower().removesuffix(".")
 
 
 def _too_large(limit: int) -> _Refusal:

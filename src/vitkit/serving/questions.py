@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
@@ -93,7 +94,7 @@ def integer_option(options: Mapping[str, str], name: str, minimum: int, default:
     text = options.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) < minimum:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < minimum:
         reason = f"{name} must be a whole number from {minimum} on, not {text!r:.80}"
         raise BadRequestError("serving.option-invalid", 400, reason)
     return int(text)

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
@@ -25,7 +25,6 @@ from vitkit.text import plural
 
 if TYPE_CHECKING:
     from vitkit.explanation import Explanation
-    from vitkit.model import Features
 
 _QUEUE_FULL = "too many pictures are waiting: try again later"
 _CLOSING = "the server is closing"
@@ -172,12 +171,11 @@ class Service:
         if requested not in model.embeddings:
             reason = f"what must be one of {', '.join(model.embeddings)}, not {requested!r:.80}"
             raise BadRequestError("serving.option-invalid", 400, reason)
-        what = cast("Features", requested)
-        size = model.feature_size(what)
+        size = model.feature_size(requested)
         _check_size(len(uploads), size, self.max_values, "numbers", "ask for their mean (what=mean)")
-        rows = await self._compute(self.workers, model.embeddings[what], uploads)
+        rows = await self._compute(self.workers, model.embeddings[requested], uploads)
         self.metrics.record_images(model.name, rows)
-        return {**_model_fields(model), "what": what, "embeddings": rows}
+        return {**_model_fields(model), "what": requested, "embeddings": rows}
 
     async def explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> dict[str, Any]:
         """Explain which regions of one picture speak for a class; return the maps as numbers."""
@@ -277,7 +275,8 @@ class _Metrics:
     def __init__(self, waiting: Callable[[], int]) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         self.requests = counter("vitkit_requests", "Requests by route and status.", ("route", "status"))
         about = "Seconds from the head of a request to its answer."
         self.seconds = histogram("vitkit_request_seconds", about, ("route",), buckets=_SECONDS)

@@ -30,7 +30,7 @@ def from_file(path: Path, precision: str) -> ExecuTorchRunner:
     Raises:
         VitkitError: ExecuTorch is not installed, the file is damaged, or the precision is not float32.
     """
-    check_float32("ExecuTorch", "float32" if precision == "auto" else precision)
+    check_float32("ExecuTorch", precision)
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # otherwise importing the runtime prints a warning
     try:
         with without_stderr(), warnings.catch_warnings(action="ignore"):  # that the Python interface is experimental

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array: TypeAlias = npt.NDArray[np.float32]
-_TELEMETRY, _ABSENT = "openvino_telemetry", object()  # `_ABSENT` marks a module that was not loaded
+_TELEMETRY = "openvino_telemetry"
+_ABSENT = object()  # marks a module that was not loaded
 
 
 class GraphRunner:
@@ -73,8 +74,11 @@ class GraphRunner:
             return self._run_checked(np.ascontiguousarray(images))
         padding = np.zeros((-len(images) % self.batch, *images.shape[1:]), np.float32)
         padded = np.concatenate([images, padding])
-        batches = [self._run_checked(padded[i : i + self.batch]) for i in range(0, len(padded), self.batch)]
-        return {name: np.concatenate([batch[name] for batch in batches])[: len(images)] for name in batches[0]}
+        parts = [self._run_checked(padded[i : i + self.batch]) for i in range(0, len(padded), self.batch)]
+        outputs = {}
+        for name in parts[0]:
+            outputs[name] = np.concatenate([part[name] for part in parts])[: len(images)]
+        return outputs
 
     def _run_checked(self, images: Array) -> dict[str, Array]:
         """Call `_run`, and convert an error of the runtime to a `VitkitError`."""
@@ -120,7 +124,7 @@ def not_installed(package: str, extra: str) -> VitkitError:
 
 def check_float32(runtime: str, precision: str) -> None:
     """Raise a `VitkitError` if another precision is requested from a runtime that computes only in float32 here."""
-    if precision != "float32":
+    if precision not in ("auto", "float32"):
         reason = f"{runtime} computes in float32 here, not {precision}: use --precision float32"
         raise VitkitError("inference.precision-unsupported", reason)
 
@@ -134,7 +138,8 @@ def unreadable(path: Path, kind: str, reason: str) -> VitkitError:
 def without_stderr() -> Iterator[None]:
     """Discard what a runtime writes to the standard error of the process, such as facts about the processor."""
     sys.stderr.flush()
-    original, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    original = os.dup(2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 2)
     try:
         yield

@@ -73,7 +73,8 @@ class _FromPixels(nn.Module):
 
     def __init__(self, module: nn.Module, pixels: Pixels) -> None:
         super().__init__()
-        self.module, self.pixels = module, pixels
+        self.module = module
+        self.pixels = pixels
         self.register_buffer("mean", torch.tensor(pixels.mean))
         self.register_buffer("std", torch.tensor(pixels.std))
 

@@ -27,7 +27,7 @@ def from_file(path: Path, precision: str) -> LiteRTRunner:
     Raises:
         VitkitError: LiteRT is not installed, the file is damaged, or the precision is not float32.
     """
-    check_float32("LiteRT", "float32" if precision == "auto" else precision)
+    check_float32("LiteRT", precision)
     runtime = import_runtime("ai_edge_litert.interpreter", "LiteRT", "litert")
     try:
         with without_stderr():

@@ -34,7 +34,7 @@ def from_model(model: Model, precision: str) -> Runner:
 
     check_float32("ONNX Runtime", precision)  # before the conversion, which takes seconds
     _import_runtime()
-    return OnnxRunner(to_onnx(model).SerializeToString(), precision)
+    return OnnxRunner(to_onnx(model).SerializeToString())
 
 
 def from_file(path: Path, precision: str) -> OnnxRunner:
@@ -43,10 +43,11 @@ def from_file(path: Path, precision: str) -> OnnxRunner:
     Raises:
         VitkitError: ONNX Runtime is not installed, the file is damaged, or the precision is not float32.
     """
+    check_float32("ONNX Runtime", precision)
     state = _import_runtime().capi.onnxruntime_pybind11_state
     errors = (state.Fail, state.InvalidArgument, state.InvalidProtobuf, state.InvalidGraph, state.NotImplemented)
     try:
-        return OnnxRunner(path, "float32" if precision == "auto" else precision)
+        return OnnxRunner(path)
     except (*errors, UnicodeDecodeError) as error:  # the latter if the message of another error is not UTF-8
         raise unreadable(path, "an ONNX model", first_line(error)) from error
 
@@ -61,8 +62,7 @@ class OnnxRunner(GraphRunner):
     backend = "onnx"
     precision = "float32"
 
-    def __init__(self, source: Path | bytes, precision: str) -> None:
-        check_float32("ONNX Runtime", precision)
+    def __init__(self, source: Path | bytes) -> None:
         runtime = _import_runtime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads()

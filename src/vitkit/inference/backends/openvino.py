@@ -69,7 +69,8 @@ class OpenVINORunner(GraphRunner):
             self.outputs = sum(width.get_length() for width in widths)
         self._graph = graph
         self._compiled: dict[int, Any] = {}  # by number of threads
-        self._lock, self._local = Lock(), local()
+        self._lock = Lock()
+        self._local = local()
 
     def _run(self, images: npt.NDArray[Any]) -> dict[str, Array]:
         requests = self._local.__dict__.setdefault("requests", {})  # by number of threads; requests cannot be shared

@@ -163,7 +163,8 @@ class PreparedPatchEmbed(nn.Module):
 
     def __init__(self, embed: PatchEmbed, settings: Settings) -> None:
         super().__init__()
-        self.backbone, self.norm = embed.backbone, embed.norm
+        self.backbone = embed.backbone
+        self.norm = embed.norm
         convert_parameters(self.backbone, settings)
         convert_parameters(self.norm, settings.precise)
         self.size = embed.proj.kernel_size

@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
-PLANS = (  # layout of the weights, and kind of attention (`optimized.prepare`)
+PLANS = (
     "auto",
     "plain",
-    *(f"{layout}-{kind}" for layout in ("folded", "packed") for kind in ("fused", "batch", "image")),
+    # Layout of the weights, and kind of attention (`optimized.prepare`)
+    "folded-fused",
+    "folded-batch",
+    "folded-image",
+    "packed-fused",
+    "packed-batch",
+    "packed-image",
 )
 MANY = 500  # from this number of images on, a few seconds of preparation are worthwhile
 
@@ -102,28 +108,32 @@ _EXPORT = "pip install 'vitkit[export]'"
 
 for _row in (
     Backend(
-        "eager",
-        "PyTorch, the model itself or a plan for bfloat16",
-        f"{_HOME}.torch",
-        "eager",
+        name="eager",
+        tells="PyTorch, the model itself or a plan for bfloat16",
+        module=f"{_HOME}.torch",
+        factory="eager",
         devices=("cpu", "cuda", "mps"),
     ),
     Backend(  # not for `auto`: on a GPU, half a million images are needed to save the time of compiling
-        "compile", "PyTorch's compiler; takes a minute", f"{_HOME}.torch", "compiled", devices=("cpu", "cuda")
+        name="compile",
+        tells="PyTorch's compiler; takes a minute",
+        module=f"{_HOME}.torch",
+        factory="compiled",
+        devices=("cpu", "cuda"),
     ),
     Backend(
-        "openvino",
-        "OpenVINO, on processors",
-        f"{_HOME}.openvino",
+        name="openvino",
+        tells="OpenVINO, on processors",
+        module=f"{_HOME}.openvino",
         packages=("openvino",),
         hint=_EXPORT,
         auto_on="cpu",
         auto_from=MANY,
     ),
     Backend(  # ONNX Runtime has no bfloat16 kernels for CPUs
-        "onnx",
-        "ONNX Runtime",
-        f"{_HOME}.onnx",
+        name="onnx",
+        tells="ONNX Runtime",
+        module=f"{_HOME}.onnx",
         packages=("onnx", "onnxscript", "onnxruntime"),
         hint=_EXPORT,
         precision="float32",

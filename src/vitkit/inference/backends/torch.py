@@ -44,7 +44,8 @@ GAIN = 1.05  # the minimum speed-up over `plain` for which another plan is used
 _TOO_SLOW = 0.8  # candidates with a lower speed-up in the first round are not timed again
 _SECONDS = 1.0  # usual duration of a measurement
 _TIME_LIMIT = 5.0  # seconds; if they do not suffice for `_MIN_ROUNDS`, because the machine is busy, `plain` is used
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 15  # rounds after the first one
+_MIN_ROUNDS = 3  # after the first one
+_MAX_ROUNDS = 15  # after the first one
 
 
 def build_plan(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
@@ -108,7 +109,9 @@ def measure_plans(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16)
     number of such blocks. If time runs out before the minimum number of rounds, the result contains only `plain`.
     """
     short_model, repeats = _one_of_each_kind(model)
-    plans = [name for name in PLANS if name != "auto" and (can_pack(dtype) or not name.startswith("packed"))]
+    plans = [name for name in PLANS if name != "auto"]
+    if not can_pack(dtype):
+        plans = [name for name in plans if not name.startswith("packed")]
     candidates = {name: build_plan(short_model, name, dtype) for name in plans}
     config = model.config
     images = torch.randn(BATCH, config.in_channels, *config.image_size, generator=torch.Generator().manual_seed(0))
@@ -220,7 +223,8 @@ class KernelReplay:
 
     def _record(self, images: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None:
         """Record a CUDA graph for the shape of `images`; return the graph, its input and its output, or None."""
-        static_images, graph = images.clone(), torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
+        static_images = images.clone()
         side_stream = torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
         side_stream.wait_stream(torch.cuda.current_stream(images.device))
         with torch.cuda.stream(side_stream):
@@ -265,9 +269,12 @@ class TorchRunner:
     def __init__(
         self, compute: Callable[[Tensor], Tensor], backend: str, precision: str, device: str, plan: str = ""
     ) -> None:
-        self.backend, self.precision, self.plan = backend, precision, plan
+        self.backend = backend
+        self.precision = precision
+        self.plan = plan
         self.is_concurrent = backend == "eager" and device == "cpu"
-        self._compute, self._device = compute, device
+        self._compute = compute
+        self._device = device
         self._largest = 0  # the largest batch so far
 
     @torch.inference_mode()
@@ -328,7 +335,9 @@ class InHalfPrecision(nn.Module):
 
     def __init__(self, model: Network, dtype: torch.dtype, device: str) -> None:
         super().__init__()
-        self.model, self._dtype, self._device_type = model, dtype, device.partition(":")[0]
+        self.model = model
+        self._dtype = dtype
+        self._device_type = device.partition(":")[0]
 
     def forward(self, images: Tensor) -> Tensor:
         with torch.autocast(self._device_type, self._dtype):
