@@ -13,7 +13,7 @@ import math
 import shutil
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -199,8 +199,9 @@ class TrainingState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`."""
         self.model.load_state_dict(state["model"])
-        moments, groups = state["optimizer"], self.optimizer.state_dict()["param_groups"]
+        moments = state["optimizer"]
         numbered = {i: moments[name] for i, name in enumerate(self._parameter_names()) if name in moments}
+        groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -218,7 +219,7 @@ class TrainingState:
             self.sums.load_state_dict(state["sums"], self.team)
 
     def _parameter_names(self) -> list[str]:
-        # In the order of the optimiser, whose state numbers the parameters.
+        """Return the names in the order of the optimiser, whose state numbers the parameters."""
         name_of = {parameter: name for name, parameter in self.model.named_parameters()}
         return [name_of[parameter] for group in self.optimizer.param_groups for parameter in group["params"]]
 
@@ -363,8 +364,9 @@ class RunWriter:
         limits = self.limits
         for name in self._ATTRIBUTES:
             setattr(self, name, state[name])
-        self.is_finished &= self.limits == limits  # with other limits, the training continues
-        self.limits = limits
+        if self.limits != limits:  # with other limits, the training continues
+            self.limits = limits
+            self.is_finished = False
 
     def on_fit_start(self, state: TrainingState) -> None:
         """Remove the rows of metrics.csv whose epochs will be repeated."""
@@ -374,8 +376,8 @@ class RunWriter:
 
     def on_step_end(self, state: TrainingState) -> None:
         """Request a checkpoint if the last one is older than `save_every`."""
-        if self.team.is_main:
-            state.should_save |= time.monotonic() - self._saved_at >= self._save_interval
+        if self.team.is_main and time.monotonic() - self._saved_at >= self._save_interval:
+            state.should_save = True
 
     def on_save(self, state: TrainingState) -> None:
         """Write a checkpoint within the epoch."""
@@ -408,43 +410,56 @@ class RunWriter:
             self.classifier.provenance["metrics"] = {"epoch": ZERO_SHOT, **metrics}
             self.save(self.folder, state.model_to_save)
             self.has_saved_model = self.is_zero_shot_best = True
-        shown = (f"{name} {metrics[name]:.4f}" for name in ("val_loss", "val_acc", "val_map") if name in metrics)
-        self.say("  ".join([f"epoch   0/{self.recipe.epochs}", *shown, "zero-shot"]) + ("  *" if is_best else ""))
+        self._say_epoch(ZERO_SHOT, metrics, ["zero-shot"], is_best=is_best)
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Write the files of the epoch, and stop the training if `patience` or the time budget is used up."""
-        epoch, metrics, recipe = state.epoch, self._figures(state), self.recipe
+        epoch, recipe = state.epoch, self.recipe
+        metrics = self._figures(state)
         waiting = state.metrics.get("waiting")  # None if the run was resumed after the last step
         if self.team.is_main:
             row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
-            self.metrics.append(row if waiting is None else row | {"waiting": round(waiting, 3)})
+            if waiting is not None:
+                row["waiting"] = round(waiting, 3)
+            self.metrics.append(row)
+
         if epoch == swa_start(recipe):  # from now on the average is the model, even if it is worse
             self.best_value = None
         is_best = self._update_best(epoch, metrics)
         self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
-        if recipe.keep == "every":  # in a folder such as checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100
-            checkpoints, name = self.folder / "checkpoints", f"epoch-{epoch:04d}"
-            if self.team.is_main:
-                for earlier in checkpoints.glob(f"{name}*"):  # left by an interrupted run
-                    shutil.rmtree(earlier)
-            figures = [f"{figure}={metrics[figure]:.4f}" for figure in ("val_loss", "val_acc") if figure in metrics]
-            self.save(checkpoints / "-".join([name, *figures]), state.model_to_save)
+        if recipe.keep == "every":
+            self._save_epoch(state, metrics)
         if is_best or recipe.keep == "last":
             self.save(self.folder, state.model_to_save)
             self.has_saved_model, self.is_zero_shot_best = True, False
+
         is_stale = recipe.patience is not None and epoch - self.best_epoch >= recipe.patience
-        state.should_stop |= state.clock.is_expired or is_stale  # the validation may have used up the time
+        if is_stale or state.clock.is_expired:  # the validation may have used up the time
+            state.should_stop = True
         self.is_finished = state.should_stop
         self._write_checkpoint(state)
-        names = ("train_loss", "val_loss", "val_acc", "val_map")
-        shown = [f"{name} {state.metrics[name]:.4f}" for name in names if name in state.metrics]
-        line = [f"epoch {epoch + 1:>3}/{recipe.epochs}", *shown, f"lr {state.metrics['lr']:.2e}"]
-        line.append(f"{state.clock.elapsed:.0f} s")
+
+        notes = [f"lr {state.metrics['lr']:.2e}", f"{state.clock.elapsed:.0f} s"]
         if waiting is not None and waiting >= 0.1:
-            line.append(f"{waiting:.0%} waiting for images")
-        self.say("  ".join(line) + ("  *" if is_best else ""))
+            notes.append(f"{waiting:.0%} waiting for images")
+        self._say_epoch(epoch, state.metrics, notes, is_best=is_best)
         if is_stale:
             self.say(f"no better {recipe.monitor} in {recipe.patience} epochs: stopping")
+
+    def _save_epoch(self, state: TrainingState, metrics: dict[str, float]) -> None:
+        # Save the model in a folder such as checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100.
+        checkpoints, name = self.folder / "checkpoints", f"epoch-{state.epoch:04d}"
+        if self.team.is_main:
+            for earlier in checkpoints.glob(f"{name}*"):  # left by an interrupted run
+                shutil.rmtree(earlier)
+        figures = [f"{figure}={metrics[figure]:.4f}" for figure in ("val_loss", "val_acc") if figure in metrics]
+        self.save(checkpoints / "-".join([name, *figures]), state.model_to_save)
+
+    def _say_epoch(self, epoch: int, metrics: Mapping[str, float], notes: Sequence[str], *, is_best: bool) -> None:
+        names = ("train_loss", "val_loss", "val_acc", "val_map")
+        figures = [f"{name} {metrics[name]:.4f}" for name in names if name in metrics]
+        line = "  ".join([f"epoch {epoch + 1:>3}/{self.recipe.epochs}", *figures, *notes])
+        self.say(f"{line}  *" if is_best else line)
 
     def _figures(self, state: TrainingState) -> dict[str, float]:
         # Figures that callbacks have added are left out.
@@ -458,7 +473,8 @@ class RunWriter:
         if value is None:  # without validation images, every epoch counts as the best
             self.best_epoch = epoch
             return True
-        if not math.isfinite(value) or not math.isfinite(metrics.get("val_loss", value)):
+        is_diverged = not math.isfinite(metrics.get("val_loss", value))  # although the accuracy may still be finite
+        if is_diverged or not math.isfinite(value):
             return False
         sign = -1.0 if self.recipe.monitor == "val_loss" else 1.0
         if self.best_value is None or sign * value > sign * self.best_value:
@@ -473,11 +489,13 @@ class RunWriter:
         """
         if not self.team.is_main:
             return
-        model = merge_low_rank(trained.encoder if isinstance(trained, SelfSupervised) else trained)
         if isinstance(trained, SelfSupervised):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(folder / FILLER) as temporary:
                 save_file(trained.task.state_dict(), temporary)
+            model = merge_low_rank(trained.encoder)
+        else:
+            model = merge_low_rank(trained)
         # A new Classifier puts its model into evaluation mode, but the model in training must stay in training mode.
         classifier = self.classifier if model is self.classifier.model else replace(self.classifier, model=model)
         correction = correction_of(classifier)

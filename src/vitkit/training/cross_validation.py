@@ -70,13 +70,13 @@ def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> N
     recipe, say = run.recipe, run.say
     assert recipe.folds is not None
     folders = [fold_folder(run.folder, number) for number in range(recipe.folds)]
-    trained: dict[Path, Run] = {}
     for folder in folders:
         if not (folder / RECIPE).is_file() or not (folder / SPLIT).is_file():
             message = f"{folder} contains no run; start the cross-validation again with --force"
             raise VitkitError("training.fold-missing", message)
+    trained: dict[Path, Run] = {}  # the folds that this process trains
     for number, folder in enumerate(folders, start=1):
-        if not all((folder / name).is_file() for name in (EVALUATION, REPORT)):
+        if not (folder / EVALUATION).is_file() or not (folder / REPORT).is_file():
             say(f"fold {number} of {recipe.folds}")
             trained[folder] = _train_fold(run, folder, final_stages)
     stored: dict[str, Any] = {}  # the content of folds.json
@@ -84,8 +84,9 @@ def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> N
         results = [trained[path].numbers if path in trained else read_figures(path / EVALUATION) for path in folders]
         stored = {**_figures(run, folders, trained, results), "folds": results}
         write_json(run.folder / FOLDS, stored)
-        if (count := sum("zero_shot" in numbers for numbers in results)) > 0:
-            say(f"note: in {count} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
+        zero_shot = sum("zero_shot" in numbers for numbers in results)
+        if zero_shot:
+            say(f"note: in {zero_shot} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
         say(headline_of(stored).words)
     stored["final"] = _fit_final(run, folders)
     if run.team.is_main:
@@ -97,12 +98,14 @@ def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> N
 
 def _train_fold(run: Run, folder: Path, final_stages: Sequence[Callable[[Run], None]]) -> Run:
     fold = Run(run.recipe.replace(folds=None), team=run.team, hooks=run.hooks)
-    fold.recipe, fold.inputs = fold.request, run.inputs_of_folds.get(folder) or Inputs.read(folder)
+    fold.recipe = fold.request
+    fold.inputs = run.inputs_of_folds.get(folder) or Inputs.read(folder)
     fold.set_folder(folder)
     fold.out_of_fold = OutOfFold.read(folder)  # of a fold that was interrupted
     if hasattr(run, "blueprint"):
         fold.blueprint = replace(run.blueprint, recipe=fold.recipe)
-    fold.photographs, fold.features = run.photographs, run.features
+    fold.photographs = run.photographs
+    fold.features = run.features
     fit(fold)
     run.features = fold.features  # those under the initial weights are the same for all folds
     run.team.broadcast_from_main(lambda: [stage(fold) for stage in final_stages])
@@ -117,26 +120,30 @@ def _figures(
     `trained` contains the folds that were trained just now, and `results` the content of each fold's evaluation.json. A
     head on frozen features is not calibrated on the folds, so no predictions are written for it.
     """
-    tested = {}
+    evaluations: dict[Path, Evaluation] = {}
     for folder, numbers in zip(folders, results, strict=True):
-        if folder in trained:
-            evaluation = trained[folder].evaluation
-        else:  # evaluate it again, only on the images that the initial weights had not seen
-            images = images_of_run(folder / SPLIT)
-            split = held_out_split(images)
-            classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(run.recipe))
-            changes = changes_since_run(folder, images)
-            result = evaluate_with_earlier_labels(classifier, images, split, changes, partial(progress, "evaluating"))
-            seen = numbers.get("seen")  # None if nothing is known about it
-            seen_paths = seen["paths"] if seen else ()
-            evaluation = unseen_part(grouped(result, groups_from_file(folder / GROUPS)), dict.fromkeys(seen_paths))
+        evaluation = trained[folder].evaluation if folder in trained else _evaluate_again(run.recipe, folder, numbers)
         if evaluation is not None:
-            tested[folder] = evaluation
-    evaluations = list(tested.values())
-    if run.recipe.method != "probe" and tested:
-        run.out_of_fold = OutOfFold.of_folds(evaluations, list(tested), load(folders[0]).model)
+            evaluations[folder] = evaluation
+    if run.recipe.method != "probe" and evaluations:
+        model = load(folders[0]).model
+        run.out_of_fold = OutOfFold.of_folds(list(evaluations.values()), list(evaluations), model)
         run.out_of_fold.write(run.folder)
-    return figures_of_folds(evaluations)
+    return figures_of_folds(list(evaluations.values()))
+
+
+def _evaluate_again(recipe: Recipe, folder: Path, numbers: Mapping[str, Any]) -> Evaluation | None:
+    """Evaluate the model of a finished fold on the test images that the initial weights had not seen, if there are any.
+
+    `numbers` is the content of the fold's evaluation.json.
+    """
+    images = images_of_run(folder / SPLIT)
+    split = held_out_split(images)
+    classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
+    changes = changes_since_run(folder, images)
+    evaluation = evaluate_with_earlier_labels(classifier, images, split, changes, partial(progress, "evaluating"))
+    seen = numbers.get("seen") or {"paths": []}  # None if nothing is known about it
+    return unseen_part(grouped(evaluation, groups_from_file(folder / GROUPS)), dict.fromkeys(seen["paths"]))
 
 
 def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
@@ -149,16 +156,16 @@ def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
             return []
         return [read_description(folder)["provenance"]["metrics"]["epoch"] - ZERO_SHOT for folder in folders]
 
-    run.recipe, best = recipe, run.team.broadcast_from_main(best_epochs)
+    run.recipe = recipe
+    best = run.team.broadcast_from_main(best_epochs)
     length = ""
     if best:
-        run.stop_after = int(median(best) + 0.5)  # 0 is the zero-shot model
-        numbers = ", ".join(map(str, best))
+        run.stop_after = int(median(best) + 0.5)
         epochs = plural(run.stop_after, "epoch", "epochs")
-        length = f", for {epochs}: the median of the best ones of the folds ({numbers})"
+        length = f", for {epochs}: the median of the best ones of the folds ({', '.join(map(str, best))})"
     run.say(f"final model: trained on all {plural(len(table), 'image', 'images')}{length}")
     if hasattr(run, "blueprint"):
-        run.blueprint = replace(run.blueprint, recipe=run.recipe)
+        run.blueprint = replace(run.blueprint, recipe=recipe)
     fit(run)
 
     def calibrate_final() -> dict[str, Any]:
@@ -174,56 +181,68 @@ def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
             fitted = f"fitted on {images}, each predicted by a model that was trained without it"
             run.say(f"temperature {run.classifier.temperature:.3f} of the final model: {fitted}")
             entry["temperature"] = run.classifier.temperature
-        return entry | ({"epochs": run.stop_after, "best_epochs": best} if best else {})
+        if best:
+            entry |= {"epochs": run.stop_after, "best_epochs": best}
+        return entry
 
     return run.team.broadcast_from_main(calibrate_final)
 
 
+_FIGURES_IN_REPORT = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")
+
+
 def _write_report(path: Path, recipe: Recipe, stored: Mapping[str, Any]) -> None:
     """Write the HTML report; `stored` is the content of folds.json, which has the figures of each fold."""
-    names = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")
-    shown = {name: item for name, item in stored.items() if name in names}
-    rows = [
-        [
-            f'<a href="fold-{number}/{REPORT}">fold {number}</a>{", zero-shot" if "zero_shot" in item else ""}',
-            *("-" if item[name] is None else f"{item[name]:.4f}" for name in shown),
-            str(item["images"]),
-        ]
-        for number, item in enumerate(stored["folds"], start=1)
-    ]
-    of_all = []
-    for item in shown.values():
-        bounds = "" if item["interval_95"] is None else f" (95 %: {interval_text(item['interval_95'], 4)})"
-        of_all.append("-" if item["mean"] is None else f"{item['mean']:.4f}{bounds}")
-    rows.append(["all", *of_all, str(sum(item["images"] for item in stored["folds"]))])
-    accuracy, headline = stored["accuracy"], headline_of(stored)
+    accuracy, headline, verdict = stored["accuracy"], headline_of(stored), verdict_of(stored)
     figure, caption = "No figure", ""
     if accuracy["mean"] is not None and accuracy["interval_95"] is not None:
         figure = f"{100 * accuracy['mean']:.1f} %"
         caption = f"{headline.figure} (95 %: {interval_text([100 * end for end in accuracy['interval_95']], 1)})"
-    verdict = verdict_of(stored)
     record = fold_folder(path.parent, 0) / RECORD
     history = "was not trained on it; it is not recorded whether its pretrained weights had seen it"
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
         history = "had not seen it"
-    final, length, calibrated = stored["final"], "", "It is not calibrated."
-    if (epochs := final.get("epochs")) is not None:
-        length = f" for {plural(epochs, 'epoch', 'epochs')}, the median of the folds' best,"
-    if final["temperature"] is not None:
-        value = f"{final['temperature']:.3f}"
-        calibrated = f"Its temperature is {value}, fitted on predictions of models without the image."
-    images = plural(final["images"], "image", "images")
-    about_final = f"The model in this folder was trained{length} on all {images}. {calibrated}"
     title = f"{name_of(recipe)} on {without_absolute_paths(recipe).data}, {recipe.folds} folds"
     body = [
         f"<h1>{escape(title)}</h1>",
         component("verdict", verdict.level, verdict.sentence, figure, caption),
-        panel("Each fold", wide(table(rows, ["", *(name.replace("_", " ") for name in shown), "images"]))),
+        panel("Each fold", wide(_table_of_folds(stored))),
         panel(
             "What this says",
             f"<p>Every image was tested once, by a model that {history}.</p>",
-            f"<p>{escape(about_final)}</p>",
+            f"<p>{escape(_describe_final(stored['final']))}</p>",
             *(f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats),
         ),
     ]
     write_page(path, title, body)
+
+
+def _table_of_folds(stored: Mapping[str, Any]) -> str:
+    """Return an HTML table of the figures of each fold. Its last row has the figures of all folds together."""
+    names = [name for name in stored if name in _FIGURES_IN_REPORT]
+    rows = []
+    for number, fold in enumerate(stored["folds"], start=1):
+        link = f'<a href="fold-{number}/{REPORT}">fold {number}</a>'
+        kind = ", zero-shot" if "zero_shot" in fold else ""
+        rows.append([link + kind, *(_cell(fold[name]) for name in names), str(fold["images"])])
+    together = [_cell(stored[name]["mean"], stored[name]["interval_95"]) for name in names]
+    rows.append(["all", *together, str(sum(fold["images"] for fold in stored["folds"]))])
+    return table(rows, ["", *(name.replace("_", " ") for name in names), "images"])
+
+
+def _cell(value: float | None, interval: Sequence[float] | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if interval is None else f"{value:.4f} (95 %: {interval_text(interval, 4)})"
+
+
+def _describe_final(final: Mapping[str, Any]) -> str:
+    """Describe the final model by its entry in folds.json."""
+    length, calibrated = "", "It is not calibrated."
+    if "epochs" in final:
+        length = f" for {plural(final['epochs'], 'epoch', 'epochs')}, the median of the folds' best,"
+    if final["temperature"] is not None:
+        value = f"{final['temperature']:.3f}"
+        calibrated = f"Its temperature is {value}, fitted on predictions of models without the image."
+    images = plural(final["images"], "image", "images")
+    return f"The model in this folder was trained{length} on all {images}. {calibrated}"

@@ -6,7 +6,6 @@ table `CONDITIONS` lists the conditions under which fields have an effect; setti
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,9 @@ def complete(recipe: Recipe, table: ImageTable) -> tuple[Recipe, list[str]]:
     table.task.check_recipe(recipe.to_dict())
     is_split = any(table.splits)
     candidates = sum(split in (None, "train") for split in table.splits)
-    training_images = min(candidates if is_split else candidates * recipe.split[0], recipe.max_images or math.inf)
+    training_images = candidates if is_split else candidates * recipe.split[0]
+    if recipe.max_images is not None:
+        training_images = min(training_images, recipe.max_images)
     return choose(recipe, training_images / max(len(table.classes), 1), table.task, is_split=is_split)
 
 
@@ -74,11 +75,14 @@ def choose(
     if method == "auto" and requested.weights == "none":
         method = "scratch"
     elif method == "auto":
-        method, why = "full", "enough to fine-tune"
-        if images_per_class < MIN_FOR_FINE_TUNING:
-            method, why = "probe", "too few to change"
         count = f"about {images_per_class:.0f} training images per class"
-        reasons.append(f"method {method}: {count} are {why} the whole model")
+        if images_per_class < MIN_FOR_FINE_TUNING:
+            method = "probe"
+            reasons.append(f"method probe: {count} are too few to change the whole model")
+        else:
+            method = "full"
+            reasons.append(f"method full: {count} are enough to fine-tune the whole model")
+
     network = network_of(requested)
     presets = dict(PRESETS[method])
     if network is not None:  # all layers have the same learning rate, and the dropout rates are those of its library
@@ -86,14 +90,17 @@ def choose(
     presets |= task.recipe_fields
     if requested.head_from == "names":  # the new head is not random, so it need not be fitted first
         presets["lp_ft"] = False
-    chosen = {name: value for name, value in presets.items() if name not in requested.given} | {"method": method}
+
+    chosen = {name: value for name, value in presets.items() if name not in requested.given}
+    chosen["method"] = method
     if method == "scratch":
         chosen["weights"] = "none"
     if method == "probe" and requested.balance == "auto":
         chosen["balance"] = "none"  # a head that is fitted in closed form learns rare classes without balancing
     train, val, test = requested.split
-    may_set_none_aside = method == "probe" and val and not is_split and "split" not in requested.given
-    if may_set_none_aside and images_per_class < MIN_FOR_VALIDATION:
+    may_choose_split = not is_split and "split" not in requested.given
+    needs_validation = method != "probe" or images_per_class >= MIN_FOR_VALIDATION
+    if val > 0 and may_choose_split and not needs_validation:
         chosen["split"] = (round(train + val, 9), 0.0, test)
         reasons.append(NOT_SET_ASIDE)
     if requested.model is None and requested.weights in ("auto", "none"):
@@ -108,9 +115,10 @@ def choose(
 
 def choose_patch_dropout(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> Recipe:
     """Enable patch dropout if the whole model is fine-tuned, the model supports it, and `fields` do not set it."""
-    if recipe.method != "full" or "patch_dropout" in fields or isinstance(config, NetworkConfig):
+    is_supported = isinstance(config, ViTConfig) and needs_every_patch(config) is None
+    if recipe.method != "full" or "patch_dropout" in fields or not is_supported:
         return recipe
-    return recipe if needs_every_patch(config) else recipe.replace(patch_dropout=PATCH_DROPOUT)
+    return recipe.replace(patch_dropout=PATCH_DROPOUT)
 
 
 # --- Networks of other libraries -------------------------------------------------------------------------------
@@ -147,12 +155,13 @@ def without_vit_fields(recipe: Recipe, kept: Sequence[str] = ()) -> tuple[Recipe
     removed = [name for name, neutral in VIT_FIELDS.items() if fields.get(name, neutral) != neutral]
     notes = [f"{name} {fields[name]} requires a Vision Transformer, and is left out" for name in removed]
     for name in ("dropout", "drop_path"):
-        if fields.get(name):
-            try:
-                check_rates(config.replace(**{name: 0.1}))  # any rate above 0
-            except VitkitError:
-                removed.append(name)
-                notes.append(f"{name} {fields[name]} is left out: the network has none")
+        if not fields.get(name):
+            continue
+        try:
+            check_rates(config.replace(**{name: 0.1}))  # any rate above 0
+        except VitkitError:
+            removed.append(name)
+            notes.append(f"{name} {fields[name]} is left out: the network has none")
     return recipe.without(removed), notes
 
 
@@ -162,10 +171,10 @@ def network_of(recipe: Recipe) -> NetworkConfig | None:
     Weights are not read, only the description in a model folder.
     """
     folder = Path(recipe.weights)
-    if is_model_folder(folder):
-        fields = read_description(folder).get("config")
-        return NetworkConfig.from_dict(fields) if isinstance(fields, dict) and "library" in fields else None
-    return _network_named(recipe)
+    if not is_model_folder(folder):
+        return _network_named(recipe)
+    fields = read_description(folder).get("config")
+    return NetworkConfig.from_dict(fields) if isinstance(fields, dict) and "library" in fields else None
 
 
 def _network_named(recipe: Recipe) -> NetworkConfig | None:
@@ -237,13 +246,9 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     if is_vit and changes.keys() - {*_ADAPTED, *_WITHOUT_WEIGHTS}:
         # The tensors do not determine some fields of the model, whose values the plan assumes. The recipe may set them.
         assumed = {name: value for name, value in changes.items() if name in plan.report.assumed}
-        plan = weights.plan(0, **{**options, **assumed}) if assumed else plan
-    network = split_network(recipe.model or "")
-    loaded = (plan.config.library, plan.config.name) if isinstance(plan.config, NetworkConfig) else None
-    if network is not None and loaded != network:
-        what = "a Vision Transformer" if loaded is None else ":".join(loaded)
-        message = f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model"
-        raise VitkitError("training.weights-mismatch", message)
+        if assumed:
+            plan = weights.plan(0, **(options | assumed))
+    _check_network_of_weights(plan.config, recipe)
     if isinstance(plan.config, NetworkConfig):
         return plan.config.replace(num_classes=num_classes, **_network_fields(recipe)), plan
     _check_changes(plan.config, changes, weights_of(recipe))
@@ -261,6 +266,16 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     return config.replace(representation_size=words.size, representation="unit"), plan
 
 
+def _check_network_of_weights(config: Config, recipe: Recipe) -> None:
+    # Refuse weights with this configuration if the recipe names a network of another library, and it is not theirs.
+    named = split_network(recipe.model or "")
+    loaded = (config.library, config.name) if isinstance(config, NetworkConfig) else None
+    if named is not None and named != loaded:
+        what = "a Vision Transformer" if loaded is None else ":".join(loaded)
+        message = f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model"
+        raise VitkitError("training.weights-mismatch", message)
+
+
 def published_config(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
     """Return the configuration that `plan_of` would return for a model's published weights, without opening them."""
     changes = recipe.model_fields or {}
@@ -276,13 +291,13 @@ def _fine_tuned_config(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViT
     With method probe, a head that would read only the class token reads the mean of the patches, too.
     """
     changes = recipe.model_fields or {}
-    fields = {name: changes[name] for name in _WITHOUT_WEIGHTS if name in changes} | _rates(recipe)
+    fields = {name: changes[name] for name in _WITHOUT_WEIGHTS if name in changes}
     fields["class_token"] = base.class_token  # the token stays even if the head reads the mean of the patches
-    config = base.replace(num_classes=num_classes, representation_size=None, **fields)
-    reads_token = config.pool == "token" and not (config.fc_norm or config.distill_head)
-    if recipe.method == "probe" and reads_token and recipe.head_from != "names" and "pool" not in changes:
-        return config.replace(pool="token+gap")
-    return config
+    config = base.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **fields)
+    if recipe.method != "probe" or recipe.head_from == "names" or "pool" in changes:
+        return config
+    reads_only_token = config.pool == "token" and not config.fc_norm and not config.distill_head
+    return config.replace(pool="token+gap") if reads_only_token else config
 
 
 def _check_changes(config: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
@@ -393,11 +408,14 @@ def without_effect(recipe: Recipe, request: Recipe) -> dict[str, str]:
     reasons, defaults = {}, Recipe()
     for name in CONDITIONS.keys() & request.given.keys():
         value = getattr(recipe, name)
-        is_default = name not in request.named and value == getattr(defaults, name)
-        if value not in ("auto", _OFF_VALUES.get(name, "auto")) and not is_default:
-            failed = next((why for holds, why in CONDITIONS[name] if not holds(recipe)), None)
-            if failed is not None:
-                reasons[name] = failed.format(**recipe.to_dict())
+        if name not in request.named and value == getattr(defaults, name):
+            continue
+        if value == "auto" or value == _OFF_VALUES.get(name, "auto"):
+            continue
+        for holds, reason in CONDITIONS[name]:
+            if not holds(recipe):
+                reasons[name] = reason.format(**recipe.to_dict())
+                break
     return reasons
 
 
@@ -418,14 +436,16 @@ def check_effects(recipe: Recipe, request: Recipe, table: ImageTable | None = No
     is_method_chosen = request.method == "auto" and recipe.method in ("probe", "full")
     suffix = " (method auto chose it by the number of images)" if is_method_chosen else ""
     lines, names_by_reason = list[str](), dict[str, list[str]]()
-    for name in [name for name in request.given if name in reasons]:
+    for name in request.given:
+        if name not in reasons:
+            continue
         if name == "time" and is_method_chosen:  # a user who leaves the method to vitkit may still limit the time
             lines.append(f"{name} {reasons[name]}{suffix}")
         elif name in request.named:
             raise VitkitError("training.field-without-effect", f"{name} {reasons[name]}{suffix}: leave it out")
         else:
             names_by_reason.setdefault(reasons[name], []).append(name)
-    return lines + [
-        f"of the recipe, {', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect ({reason})"
-        for reason, names in names_by_reason.items()
-    ]
+    for reason, names in names_by_reason.items():
+        has = "has" if len(names) == 1 else "have"
+        lines.append(f"of the recipe, {', '.join(names)} {has} no effect ({reason})")
+    return lines

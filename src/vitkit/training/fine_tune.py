@@ -19,13 +19,7 @@ from torch.utils.data import Dataset
 
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
-from vitkit.data.loading import (
-    BatchedImages,
-    ImageData,
-    explain_worker_errors,
-    mix_seeds,
-    quiet_workers,
-)
+from vitkit.data.loading import BatchedImages, ImageData, explain_worker_errors, mix_seeds, quiet_workers
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
@@ -55,13 +49,7 @@ from vitkit.training.probe import ZERO_SHOT_KEPT, HeadImages, initialise_head
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.run_folder import Run
 from vitkit.training.stability import DivergedError
-from vitkit.training.start import (
-    augment_of,
-    choose_compile,
-    choose_device,
-    choose_precision,
-    choose_workers,
-)
+from vitkit.training.start import augment_of, choose_compile, choose_device, choose_precision, choose_workers
 from vitkit.training.teacher import Teacher
 
 if TYPE_CHECKING:
@@ -80,11 +68,14 @@ def learn(
     `teacher` is the teacher of a distillation. `data` are the images in batches, and `head_images` those to which the
     head is fitted before the training if the recipe requests this (`lp_ft`). Without them, the run's files are read.
     """
-    recipe, inputs = run.recipe, run.inputs
-    data, objective, fabric, seconds_before = prepare_training(run, classifier, teacher, data, head_images)
-    settings = identity(recipe, inputs.table, inputs.contents, classifier.provenance.get("teacher", {}).get("sha256"))
+    inputs = run.inputs
+    data, objective, fabric, head_seconds = prepare_training(run, classifier, teacher, data, head_images)
+    teacher_digest = classifier.provenance.get("teacher", {}).get("sha256")
+    settings = identity(run.recipe, inputs.table, inputs.contents, teacher_digest)
     callbacks = [DrawFirstBatch(run, data, classifier.preprocess)] if run.team.is_main else []
-    return run_training(run, recipe, data, classifier, objective, fabric, seconds_before, settings, callbacks=callbacks)
+    return run_training(
+        run, data, classifier, objective, fabric, settings, seconds_before=head_seconds, callbacks=callbacks
+    )
 
 
 def prepare_training(
@@ -109,19 +100,23 @@ def prepare_training(
     if recipe.head_from == "names":
         # Validation adds the correction. It is subtracted here, so that epoch 0 uses the names alone.
         shift_head_bias(model, correction, [-value for value in correction.in_head])
+
     if data is None:
         data = make_image_data(run, classifier, augment_of(recipe, run.hooks.augment), is_balanced=balance == "sampler")
     fabric = prepare_device(run, classifier, data)
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
         drop_patches(model, recipe.patch_dropout)
+
     head, head_seconds = model.head, 0.0
-    if recipe.lp_ft and head is not None and model.head_dist is None and not has_state(run.folder):
+    has_single_head = head is not None and model.head_dist is None
+    if recipe.lp_ft and has_single_head and not has_state(run.folder):
         fit = partial(initialise_head, run, classifier, head_images)
         head_seconds, weights = run.team.broadcast_from_main(lambda: (fit(), head.state_dict()))
         head.load_state_dict(weights)
         # The fitted head assumes the class frequencies of the data, but the training may weight the classes otherwise.
         with torch.no_grad():
             head.bias.add_(log_weights(counts, balance, table.task))
+
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(model))}")
     if recipe.method == "lora":
@@ -177,14 +172,14 @@ def make_image_data(run: Run, classifier: Classifier, augment: Augment, *, is_ba
 
 def run_training(
     run: Run,
-    recipe: Recipe,
     data: BatchedImages,
     classifier: Classifier,
     objective: TrainingObjective,
     fabric: Fabric,
-    seconds_before: float,
     settings: dict[str, Any],
+    *,
     network: TrainableModel | None = None,
+    seconds_before: float = 0.0,
     callbacks: Sequence[Any] = (),
 ) -> Classifier:
     """Run the training loop, from the checkpoint if there is one, and return the model that the recipe keeps.
@@ -193,34 +188,35 @@ def run_training(
     the time before the first step, which counts towards the time budget. `settings` is the identity of the run
     (`checkpoint.identity`): a checkpoint with another one is refused. `callbacks` are added to those of the caller.
     """
+    recipe, team = run.recipe, run.team
+    steps_per_epoch = math.ceil(data.batches / recipe.grad_accum)
+    run.say(_describe_steps(recipe, steps_per_epoch))
+
     network = classifier.model if network is None else network
-    team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
-    batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
-    dropped = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
-    length = f"{plural(recipe.epochs, 'epoch', 'epochs')} of {plural(steps, 'step', 'steps')}"
-    precision = choose_precision(recipe.precision, recipe.device)
-    run.say(f"{length} in {precision}; batch {batch}, lr {recipe.lr:g}{dropped}")
     network.train().to(fabric.device)
     team.broadcast_weights(network)
-    state = TrainingState(network, recipe, steps * recipe.epochs, run.say, team, run.hooks.optimizer)
+    state = TrainingState(network, recipe, steps_per_epoch * recipe.epochs, run.say, team, run.hooks.optimizer)
     state.clock.spent = state.clock.before_first_step = seconds_before
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, settings, run.metrics)
     if has_state(run.folder) and _load_checkpoint(run, state, writer):
         run.say("the run had finished training")
         return writer.saved_classifier() if team.is_main else classifier
-    stop = Deferral(echo=2.0 if team.size > 1 else 0.0)  # a launcher repeats a signal for each of its processes
+
     loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.hooks.loggers] if team.is_main else []
     curves = LogEpochs(loggers, recipe, run.say)
     callbacks = [writer, *callbacks, *run.hooks.callbacks, curves]
     if run.stop_after is not None:
-        callbacks = [_EndAfter(run.stop_after), *callbacks]
+        callbacks.insert(0, _EndAfter(run.stop_after))  # the writer, which follows, stores that the training has ended
+    stop = Deferral(echo=2.0 if team.size > 1 else 0.0)  # a launcher repeats a signal for each of its processes
     interruption = Interruption(stop, team)
     loop = Loop(state, objective, data, fabric, team=team, callbacks=callbacks, interruption=interruption)
     if choose_compile(recipe, len(data.train)):
         loop.compile_steps()
     if recipe.head_from == "names" and data.has_val:
         loop.callbacks.insert(0, _EvaluateStart(loop.validate, writer))
-    status, advice = "failed", f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume"
+
+    status = "failed"
+    advice = f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume"
     explaining = explain_worker_errors(data.workers, advice)
     try:
         with _reporting_saved_model(run, state, writer), explaining, stop, quiet_workers():
@@ -236,6 +232,14 @@ def run_training(
     if writer.is_zero_shot_best:
         run.say(ZERO_SHOT_KEPT)
     return writer.saved_classifier() if team.is_main else classifier
+
+
+def _describe_steps(recipe: Recipe, steps_per_epoch: int) -> str:
+    length = f"{plural(recipe.epochs, 'epoch', 'epochs')} of {plural(steps_per_epoch, 'step', 'steps')}"
+    precision = choose_precision(recipe.precision, recipe.device)
+    batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
+    dropped = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
+    return f"{length} in {precision}; batch {batch}, lr {recipe.lr:g}{dropped}"
 
 
 @dataclass

@@ -127,35 +127,28 @@ def assign_splits(
         in_run = _compare(images, record, "run")
     elif overlap.seen():
         in_run, source = overlap, _source(recipe)
-    kept: list[str | None] = [None] * len(images.table)
+
+    inherited: list[str | None] = [None] * len(images.table)  # the split of each image in the earlier run
     conflicting, findings = list[int](), list[Finding]()
     if in_run is not None:
-        kept, conflicting = inherit_splits(in_run, images.groups)
-        if conflicting:
-            copies = "image is a copy" if len(conflicting) == 1 else "images are copies"
-            where = f"of pictures in different splits of {source}"
-            text = f"{len(conflicting)} new or relabelled {copies} {where} and left out"
-            paths = ", ".join(images.table.paths[i] for i in conflicting)
-            findings.append(Finding("warning", f"{text}: {paths}"))
-        if moved := sorted(i for i in in_run.relabelled if kept[i] not in (None, in_run.roles[i])):
-            copies = "relabelled image is now a copy" if len(moved) == 1 else "relabelled images are now copies"
-            text = f"{len(moved)} {copies} of pictures in another split of {source}, and with them"
-            findings.append(Finding("note", f"{text}: {listed([images.table.paths[i] for i in moved])}"))
-        if not any(in_run.roles):
-            findings.append(Finding("problem", f"no image is known from {source}: the images are divided anew"))
-    kept, dropped = move_to_training(images, kept, untested)
-    if dropped:
+        inherited, conflicting = inherit_splits(in_run, images.groups)
+        findings += _inheritance_findings(images.table, in_run, inherited, conflicting, source)
+    inherited, untestable = move_to_training(images, inherited, untested)
+    if untestable:
         text = "labelled by a model alone left out, because they are copies of test images, or in a test folder"
-        findings.append(Finding("note", f"{plural(len(dropped), 'image', 'images')} {text}"))
-    if conflicting or dropped:
-        rest = sorted(set(range(len(kept))) - {*conflicting, *dropped})
-        images, kept, overlap = images.take(rest), [kept[i] for i in rest], overlap.take(rest)
+        findings.append(Finding("note", f"{plural(len(untestable), 'image', 'images')} {text}"))
+
+    left_out = {*conflicting, *untestable}
+    if left_out:
+        rest = [i for i in range(len(images.table)) if i not in left_out]
+        images, overlap = images.take(rest), overlap.take(rest)
+        inherited = [inherited[i] for i in rest]
         # A removed image may have linked two others, so the groups are sought again.
         twins = find_twins(images.table, images.facts)
         images = replace(images, groups=tuple(merge_by_scene(images.table, recipe.group_by, twins)))
-    table = split(images.table, recipe.split, recipe.seed_of_split, images.groups, kept)
+    table = split(images.table, recipe.split, recipe.seed_of_split, images.groups, inherited)
     if in_run is not None:
-        findings += _split_findings(images, table, kept, source)
+        findings += _split_findings(images, table, inherited, source)
     if "train" not in table.splits:
         raise VitkitError(
             "training.images-missing",
@@ -165,19 +158,25 @@ def assign_splits(
 
 
 def move_to_training(
-    images: RunImages, kept: Sequence[str | None], untested: Collection[str]
+    images: RunImages, inherited: Sequence[str | None], untested: Collection[str]
 ) -> tuple[list[str | None], list[int]]:
     """Make images that no person has labelled (`untested`, by path), and those of their groups, training images.
 
-    `kept` is the split of each image in an earlier run, or None. Return the new `kept`, and the indices of images that
-    must be left out, because their group is in another split.
+    `inherited` is the split of each image in an earlier run, or None. Return these splits with the changes, and the
+    indices of images that must be left out, because their group is in another split.
     """
-    untested_rows = [i for i, path in enumerate(images.table.paths) if path in untested]
-    rows = zip(images.groups, images.table.splits, kept, strict=True)
-    held_out_groups = {group for group, given, kept_split in rows if (given or kept_split) in ("val", "test")}
-    train_groups = {images.groups[i] for i in untested_rows} - held_out_groups
-    new = ["train" if name is None and images.groups[i] in train_groups else name for i, name in enumerate(kept)]
-    return new, [i for i in untested_rows if images.groups[i] in held_out_groups]
+    held_out_groups = set[int]()
+    for group, given, earlier in zip(images.groups, images.table.splits, inherited, strict=True):
+        if (given or earlier) in ("val", "test"):
+            held_out_groups.add(group)
+    rows = [i for i, path in enumerate(images.table.paths) if path in untested]
+    left_out = [i for i in rows if images.groups[i] in held_out_groups]
+    train_groups = {images.groups[i] for i in rows} - held_out_groups
+    splits = list(inherited)
+    for i, group in enumerate(images.groups):
+        if splits[i] is None and group in train_groups:
+            splits[i] = "train"
+    return splits, left_out
 
 
 def check_unseen(images: RunImages, recipe: Recipe, seen_before: PictureRecord, what: str) -> Overlap:
@@ -223,7 +222,9 @@ def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding
     table, overlap = split_images.images.table, split_images.overlap
     source, all_seen, findings = _source(recipe), overlap.seen(), list[Finding]()
     for name in ("test", "val"):
-        seen = [i for i in all_seen if table.splits[i] == name and (name == "test" or overlap.roles[i] == "train")]
+        seen = [i for i in all_seen if table.splits[i] == name]
+        if name == "val":  # weights may be selected twice on the same images
+            seen = [i for i in seen if overlap.roles[i] == "train"]
         if seen:
             text = f"{source} had seen {len(seen)} of the {table.splits.count(name)} {name} images"
             paths = listed([table.paths[i] for i in seen])
@@ -244,19 +245,41 @@ def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding
     return findings
 
 
-def _split_findings(images: RunImages, after: ImageTable, kept: Sequence[str | None], source: str) -> list[Finding]:
+def _inheritance_findings(
+    table: ImageTable, in_run: Overlap, inherited: Sequence[str | None], conflicting: Sequence[int], source: str
+) -> list[Finding]:
+    """Report images whose split in an earlier run is contradictory (`conflicting`), changed or unknown."""
+    findings = list[Finding]()
+    if conflicting:
+        copies = "image is a copy" if len(conflicting) == 1 else "images are copies"
+        text = f"{len(conflicting)} new or relabelled {copies} of pictures in different splits of {source}"
+        paths = ", ".join(table.paths[i] for i in conflicting)
+        findings.append(Finding("warning", f"{text} and left out: {paths}"))
+    moved = sorted(i for i in in_run.relabelled if inherited[i] not in (None, in_run.roles[i]))
+    if moved:
+        copies = "relabelled image is now a copy" if len(moved) == 1 else "relabelled images are now copies"
+        text = f"{len(moved)} {copies} of pictures in another split of {source}, and with them"
+        findings.append(Finding("note", f"{text}: {listed([table.paths[i] for i in moved])}"))
+    if not any(in_run.roles):
+        findings.append(Finding("problem", f"no image is known from {source}: the images are divided anew"))
+    return findings
+
+
+def _split_findings(
+    images: RunImages, after: ImageTable, inherited: Sequence[str | None], source: str
+) -> list[Finding]:
     """Report how many images keep the split of an earlier run, and how many pictures are in two of its splits."""
-    rows = zip(after.splits, kept, images.table.splits, strict=True)
-    known = Counter(name for name, kept_split, given in rows if given is None and name == kept_split)
+    rows = zip(after.splits, inherited, images.table.splits, strict=True)
+    known = Counter(name for name, earlier, given in rows if given is None and name == earlier)
     if not known:
         return []
     parts = ", ".join(f"{known[name]} {name}" for name in SPLITS)
     text = f"{known.total()} of {len(after)} images are known from {source} and keep their split ({parts})"
     findings = [Finding("note", f"{text}; {len(after) - known.total()} are new")]
-    splits_of: dict[int, set[str | None]] = {}
-    for group, name in zip(images.groups, after.splits, strict=True):
-        splits_of.setdefault(group, set()).add(name)
-    if count := sum(len(names) > 1 for names in splits_of.values()):
-        text = f"{count} {'picture is' if count == 1 else 'pictures are'} in two splits of {source}"
+    groups_and_splits = set(zip(images.groups, after.splits, strict=True))
+    splits_per_group = Counter(group for group, _ in groups_and_splits)
+    divided = sum(count > 1 for count in splits_per_group.values())
+    if divided:
+        text = f"{divided} {'picture is' if divided == 1 else 'pictures are'} in two splits of {source}"
         findings.append(Finding("problem", text, is_settled=True))
     return findings

@@ -283,8 +283,8 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         object.__setattr__(self, "model_fields", _check_model_fields(self.model_fields))
         if self.weights == "auto" and str(self.model).startswith("custom:"):
             object.__setattr__(self, "weights", "none")  # none are published
-        # Fields without any effect are refused in `training.defaults`.
-        if self.split[0] <= 0 or min(self.split) < 0 or not abs(sum(self.split) - 1) <= 1e-6:  # also refuses NaN
+        sums_to_one = abs(sum(self.split) - 1) <= 1e-6  # False for NaN
+        if not sums_to_one or self.split[0] <= 0 or min(self.split) < 0:
             raise VitkitError(
                 "training.split-shares",
                 "split must be the fractions of train, val and test, which sum to 1, the first above 0, "
@@ -302,29 +302,32 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         except re.error as error:
             message = f"group_by must be a regular expression, not {self.group_by!r}: {error}"
             raise VitkitError("training.group-pattern", message) from error
+        self._check_conflicts()
+
+    def _check_conflicts(self) -> None:
+        """Refuse fields that contradict one another. Fields without any effect are refused in `training.defaults`."""
         if self.image_size is not None and "image_size" in (self.model_fields or {}):
             message = "image_size is given twice, as image_size and as model.image_size: leave out one of them"
             raise VitkitError("training.field-repeated", message)
         if self.ema and self.swa:
             raise VitkitError("training.averages-twice", "ema and swa both average the weights; choose one")
+        message = None
+        has_names = self.head_from == "names"
         if self.split_from is not None and self.folds is not None:
             message = "split_from keeps the split of a run, but folds make their own splits; leave out one of them"
-            raise VitkitError("training.fields-conflict", message)
-        if self.swa and self.time:
+        elif self.swa and self.time:
             message = "swa needs the number of epochs, which is unknown with a time budget; leave out swa or time"
-            raise VitkitError("training.fields-conflict", message)
-        if self.head_from == "names" and (self.weights == "none" or self.lp_ft):
-            if self.lp_ft:
-                conflict = "lp_ft fits it to photographs: leave out one of them"
-            else:
-                conflict = "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
+        elif has_names and self.lp_ft:
+            conflict = "lp_ft fits it to photographs: leave out one of them"
             message = f"head_from 'names' makes the head from the class names, but {conflict}"
-            raise VitkitError("training.fields-conflict", message)
-        if self.method == "lora" and self.weights == "none":
+        elif has_names and self.weights == "none":
+            conflict = "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
+            message = f"head_from 'names' makes the head from the class names, but {conflict}"
+        elif self.method == "lora" and self.weights == "none":
             message = "method lora adapts pretrained weights; set --weights, or use --method scratch"
-            raise VitkitError("training.fields-conflict", message)
-        if self.method == "scratch" and self.weights not in ("auto", "none"):
+        elif self.method == "scratch" and self.weights not in ("auto", "none"):
             message = f"method scratch starts without weights; leave out --weights {self.weights}"
+        if message is not None:
             raise VitkitError("training.fields-conflict", message)
 
     @classmethod
@@ -381,13 +384,16 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
                 fields["weights"] = "auto"
             elif "model" not in new_fields and other.weights not in ("auto", "none"):
                 fields.pop("model", None)
-        changes = fields.pop("model_fields", None) or {}
+        old_changes = fields.pop("model_fields", None) or {}
         new_changes = new_fields.pop("model_fields", None) or {}
         if "image_size" in new_changes:  # (height, width) replaces the side of a square
             fields.pop("image_size", None)
-        changes = {name: value for name, value in changes.items() if name not in new_fields} | new_changes
-        merged = self.of({**fields, **new_fields, **({"model_fields": changes} if changes else {})})
-        return merged.with_given({name: other.given.get(name, self.given.get(name, "")) for name in merged.given})
+        fields |= new_fields
+        changes = {name: value for name, value in old_changes.items() if name not in new_fields} | new_changes
+        if changes:
+            fields["model_fields"] = changes
+        merged, sources = self.of(fields), {**self.given, **other.given}
+        return merged.with_given({name: sources.get(name, "") for name in merged.given})
 
     def complete(self, chosen: Mapping[str, Any]) -> Self:
         """Return a copy with values that were chosen for fields; they do not count as `given`."""
@@ -469,12 +475,13 @@ def _convert_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Convert changes of a model to names and types of `ViTConfig`. `none` becomes None if a field can be None."""
     converted = dict[str, Any]()
     for name, value in canonical(changes).items():
-        hint = _hint(name)
+        hint, label = _hint(name), f"model.{name}"
         if NoneType in alternatives(hint)[0] and value in ("none", None):
             converted[name] = None
+        elif name in PAIRS:
+            converted[name] = as_pair(value, label)
         else:
-            label = f"model.{name}"
-            converted[name] = as_pair(value, label) if name in PAIRS else as_typed(label, hint, value)
+            converted[name] = as_typed(label, hint, value)
     return converted
 
 
@@ -504,26 +511,31 @@ def parse_set_arguments(texts: Iterable[str], hints: Mapping[str, Any]) -> dict[
         if not equals or not key:
             message = f"--set {text}: --set expects FIELD=VALUE, as in --set shear=5 or --set model.position=none"
             raise VitkitError("training.set-syntax", message)
-        if not key.startswith("model."):
-            if key not in hints or key == "model_fields":
-                Recipe.check_names([key])
-                message = f"--set {text}: set fields of the model by --set model.FIELD=VALUE"
-                raise VitkitError("training.set-syntax", message)
-            _check_not_repeated(key, fields, f"--set {key}")
-            fields[key] = from_text(key, hints[key], value)
+        if key.startswith("model."):
+            for field, part in _parse_model_change(key.removeprefix("model."), value).items():
+                _check_not_repeated(field, changes, f"--set model.{field}")
+                changes[field] = part
             continue
-        name = key.removeprefix("model.")
-        change: dict[str, Any] = {name: value}
-        if name != "name":
-            change = canonical(change)  # an alias can stand for another field
-            for field, part in change.items():
-                is_single_number = field in PAIRS and part != "none" and "," not in part
-                change[field] = from_text(f"model.{field}", int if is_single_number else _hint(field), part)
-            change = _convert_changes(change)
-        for field in change:
-            _check_not_repeated(field, changes, f"--set model.{field}")
-        changes |= change
-    return fields | ({"model_fields": changes} if changes else {})
+        if key not in hints or key == "model_fields":
+            Recipe.check_names([key])
+            message = f"--set {text}: set fields of the model by --set model.FIELD=VALUE"
+            raise VitkitError("training.set-syntax", message)
+        _check_not_repeated(key, fields, f"--set {key}")
+        fields[key] = from_text(key, hints[key], value)
+    if changes:
+        fields["model_fields"] = changes
+    return fields
+
+
+def _parse_model_change(name: str, text: str) -> dict[str, Any]:
+    """Parse the value of `--set model.NAME`. An alias can stand for several fields."""
+    if name == "name":
+        return {name: text}
+    change = dict[str, Any]()
+    for field, value in canonical({name: text}).items():
+        is_single_number = field in PAIRS and value != "none" and "," not in value
+        change[field] = from_text(f"model.{field}", int if is_single_number else _hint(field), value)
+    return _convert_changes(change)
 
 
 def flatten_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -579,10 +591,11 @@ def model_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
     """Describe the changed fields of a model in words, as in `position none, layers 6`."""
-    return ", ".join(
-        f"{name} {','.join(map(str, value)) if isinstance(value, tuple) else str(value).lower()}"
-        for name, value in changes.items()
-    )
+    words = []
+    for name, value in changes.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+        words.append(f"{name} {text}")
+    return ", ".join(words)
 
 
 def _check_not_repeated(name: str, known_fields: Mapping[str, Any], what: str) -> None:

@@ -81,10 +81,13 @@ def describe_changed_fields(recipe: Recipe) -> list[str]:
     """Return a line about the fields of a bundled recipe that the caller has changed; no line if there are none."""
     if recipe.source not in bundled():
         return []
-    original, now = Recipe.load(str(recipe.source)).to_dict(), recipe.to_dict()
-    names = [name for name in now if name not in ("data", "model_fields") and now[name] != original[name]]
-    changes = [f"{name} {now[name]} (published: {original[name]})" for name in names]
-    changes += [f"model.{describe_changes({name: value})}" for name, value in (recipe.model_fields or {}).items()]
+    original = Recipe.load(str(recipe.source)).to_dict()
+    changes = []
+    for name, value in recipe.to_dict().items():
+        if name not in ("data", "model_fields") and value != original[name]:
+            changes.append(f"{name} {value} (published: {original[name]})")
+    for name, value in (recipe.model_fields or {}).items():
+        changes.append(f"model.{describe_changes({name: value})}")
     return [f"recipe {recipe.source}, changed: {', '.join(changes)}"] if changes else []
 
 

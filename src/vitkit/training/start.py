@@ -31,6 +31,7 @@ from vitkit.data.preprocess import HALF, Preprocess, conversion_remedy
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import cores
+from vitkit.language.text_files import TextEncoderInfo
 from vitkit.language.zero_shot import (
     build_images_and_words,
     check_tokenizer,
@@ -68,41 +69,49 @@ def choose_head_start(
     if recipe.head_from == "zero":
         return recipe, []
     is_requested = recipe.head_from == "names"
-    if weights is None or (not is_requested and weights.is_image_encoder):
-        return recipe.replace(head_from="zero"), []
-    words, reason = None, ""  # why the class names cannot be used
-    code = "training.head-names-unsuitable"
+    from_zero = recipe.replace(head_from="zero")
+    if weights is None or (weights.is_image_encoder and not is_requested):
+        return from_zero, []
     try:
         words = find_text_encoder(weights)
-        if words is None and not is_requested:
-            return recipe.replace(head_from="zero"), []
         if words is None:
-            reason = "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --set head_from=zero"
-        else:
-            check_tokenizer(weights, words)
-            if fields.get("lp_ft"):
-                reason = "lp_ft fits the head to the photographs"
-            elif "pool" in (recipe.model_fields or {}):
-                reason = "model.pool differs from the pooling that the text encoder was trained with"
-            elif table.task.is_sigmoid and not words.is_sigmoid:
-                reason = (
-                    "images may have several classes, and these weights were trained with softmax, which gives no "
-                    "probability of each class on its own"
-                )
-            elif not is_requested and (unsuitable := why_indistinguishable(table.classes)) is not None:
-                reason = f"the class names are not suitable ({unsuitable}); --set head_from=names uses them anyway"
+            if not is_requested:
+                return from_zero, []
+            message = "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --set head_from=zero"
+            raise VitkitError("training.head-names-unsuitable", message)
+        check_tokenizer(weights, words)
+        reason = _why_names_unsuitable(recipe, fields, table, words)
+        if reason is not None:
+            raise VitkitError("training.head-names-unsuitable", reason)
     except VitkitError as error:
-        reason, code = str(error), error.code
-    if words is None or reason:
         if is_requested:
-            raise VitkitError(code, f"--set head_from=names: {reason}")
-        return recipe.replace(head_from="zero"), [f"the head starts from zero: {reason}"]
+            raise VitkitError(error.code, f"--set head_from=names: {error}") from error
+        return from_zero, [f"the head starts from zero: {error}"]
     (template,) = published_templates(is_sigmoid=words.is_sigmoid)
     pairs = zip(table.classes, names_as_words(table.classes), strict=True)
     changed = [f", {name!r} read as {text!r}" for name, text in pairs if name != text]
     example = changed[0] if changed else ""
     line = f"the head starts from the class names, as {template!r}{example}; the zero-shot model is epoch 0"
     return recipe.replace(head_from="names", lp_ft=False), [line]
+
+
+def _why_names_unsuitable(
+    recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, words: TextEncoderInfo
+) -> str | None:
+    """Return why no head should be made from the class names; None if nothing speaks against it."""
+    if fields.get("lp_ft"):
+        return "lp_ft fits the head to the photographs"
+    if "pool" in (recipe.model_fields or {}):
+        return "model.pool differs from the pooling that the text encoder was trained with"
+    if table.task.is_sigmoid and not words.is_sigmoid:
+        return (
+            "images may have several classes, and these weights were trained with softmax, which gives no "
+            "probability of each class on its own"
+        )
+    unsuitable = None if recipe.head_from == "names" else why_indistinguishable(table.classes)
+    if unsuitable is not None:
+        return f"the class names are not suitable ({unsuitable}); --set head_from=names uses them anyway"
+    return None
 
 
 @dataclass(frozen=True)
@@ -128,8 +137,9 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
         VitkitError: the model cannot be built, its weights cannot be obtained or understood, or their preprocessing of
             photographs is unknown.
     """
+    plan = None
     if recipe.weights == "none":
-        config, plan = config_of(recipe, len(classes)), None
+        config = config_of(recipe, len(classes))
         half = HALF[: config.in_channels]
         preprocess = Preprocess(size=config.image_size, mean=half, std=half)
     else:
@@ -164,8 +174,10 @@ def check_config(config: Config, recipe: Recipe) -> None:
         check_network(config, recipe)
         anatomy_of(config)
         check_rates(config)
-    elif recipe.patch_dropout and (why := needs_every_patch(config)) is not None:
-        raise VitkitError("training.patch-dropout-unsupported", f"--patch-dropout: {why}")
+        return
+    reason = needs_every_patch(config)
+    if recipe.patch_dropout and reason is not None:
+        raise VitkitError("training.patch-dropout-unsupported", f"--patch-dropout: {reason}")
 
 
 def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> Classifier:
@@ -196,20 +208,25 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
             provenance["head"] = {"from": "names", "templates": list(templates)}
         else:
             tensors, report = plan.tensors()
-        target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
-        prefix = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
-        head_names = {name for name in target.state_dict() if name.startswith(prefix)}
-        mismatch = target.load_state_dict(tensors, strict=False)  # the tensors lack exactly the heads
-        assert set(mismatch.missing_keys) == head_names and not mismatch.unexpected_keys, mismatch
-        with torch.no_grad():
-            for name in head_names:
-                parameter = target.get_parameter(name)
-                parameter.copy_(head.get(name, torch.zeros_like(parameter)))
+        _load_weights(model, tensors, head)
         provenance["weights"] = {"source": public_path(weights_of(recipe)), "from": dict(plan.provenance)}
     thresholds = table.task.thresholds(len(table.classes))
     return Classifier(
         model, table.classes, blueprint.preprocess, provenance=provenance, report=report, thresholds=thresholds
     )
+
+
+@torch.no_grad()
+def _load_weights(model: Model, tensors: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> None:
+    """Load `tensors`, which lack exactly the heads, into a model. Parameters of heads that `head` lacks become 0."""
+    target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
+    prefix = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
+    head_names = {name for name in target.state_dict() if name.startswith(prefix)}
+    mismatch = target.load_state_dict(tensors, strict=False)
+    assert set(mismatch.missing_keys) == head_names and not mismatch.unexpected_keys, mismatch
+    for name in head_names:
+        parameter = target.get_parameter(name)
+        parameter.copy_(head.get(name, torch.zeros_like(parameter)))
 
 
 def digest_of_backbone(model: Model) -> str:
@@ -269,14 +286,16 @@ def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: in
     if recipe.workers is not None:
         return recipe.workers
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.devices or 1))  # torchrun may start more than the recipe
-    own_cores = cores() // processes
+    cores_per_process = cores() // processes
+    if cores_per_process <= 2:
+        return 0
     height, width = size
-    batch_bytes = bytes_per_pixel * recipe.batch_size * height * width
+    worker_bytes = 2 * bytes_per_pixel * recipe.batch_size * height * width
     try:
         free = shutil.disk_usage("/dev/shm").free  # noqa: S108  # only its size is read
     except OSError:  # there is no such folder
         free = sys.maxsize
-    return min(0 if own_cores <= 2 else own_cores - 1, free // (2 * 2 * batch_bytes * processes))
+    return min(cores_per_process - 1, free // 2 // (worker_bytes * processes))
 
 
 def versions(config: Config | None = None) -> dict[str, str]:

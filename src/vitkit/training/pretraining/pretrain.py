@@ -263,7 +263,7 @@ def _fit(choices: Pretraining, run: Run) -> None:
         if isinstance(module, Attention):
             module.fused = fabric.device.type == "cuda"
     settings = {**identity(recipe, inputs.table, inputs.contents), **choices.to_dict()}
-    run.classifier = run_training(run, recipe, data, classifier, Reconstruction(), fabric, 0.0, settings, network)
+    run.classifier = run_training(run, data, classifier, Reconstruction(), fabric, settings, network=network)
 
 
 def _image_counts(images: ImageTable) -> str:

@@ -44,36 +44,43 @@ def calibrate(run: Run) -> None:
 
     `run.calibration` and `run.tested` are the evaluations of the validation images and of the held-out images.
     """
-    inputs, recipe = run.inputs, run.recipe
+    inputs, fields = run.inputs, run.recipe.to_dict()
     held_out: list[str] = [name for name in ("val", "test") if name in inputs.table.splits] or ["all"]
     run.table, run.changes = check_images(inputs.table, inputs.contents, held_out)
     if run.changes:
         run.say(f"problem: {run.changes.text}; they are left out")
     run.frozen_features, table = frozen_features(run), run.table
-    chosen = chosen_on("val", recipe.to_dict(), table.task)
+    chosen = chosen_on("val", fields, table.task)
     fit_calibration(run, ValidationFacts(chosen, inputs.groups, inputs.seen("val") or {}))
     split, classifier = held_out_split(table), run.classifier
-    tests = None if run.out_of_fold is None or split != "all" else run.out_of_fold.tests()
+    tests = run.out_of_fold.tests() if split == "all" and run.out_of_fold is not None else None
     try:
-        if tests is None:
-            tested = evaluate_with_earlier_labels(
-                classifier, table, split, inputs.earlier, partial(progress, "evaluating")
-            )
+        if tests is not None:
+            tested = _evaluate_by_folds(run, tests)
         else:
-            # Each image is predicted by a head that was fitted without its fold. An image whose earlier class no longer
-            # exists has no fold, and counts as a mistake, whatever the final head predicts.
-            untrusting = replace(classifier, trust=None)  # unfamiliarity is undefined for training images
-            outcomes: dict[str, Any] = dict(zip(tests.paths, tests.probabilities, strict=True))
-            others = [path for path in tested_images(table, "all", inputs.earlier).paths if path not in outcomes]
-            predicted = untrusting.assessments(table.at(path) for path in others)
-            outcomes |= zip(others, (outcome for _, outcome in predicted), strict=True)
-            tested = evaluate_with_earlier_labels(untrusting, table, "all", inputs.earlier, outcomes=outcomes)
-            tested = replace(tested, split=BY_FOLDS, temperature=1.0)
-        run.tested = replace(grouped(tested, inputs.groups), chosen=chosen_on(split, recipe.to_dict(), table.task))
+            show_progress = partial(progress, "evaluating")
+            tested = evaluate_with_earlier_labels(classifier, table, split, inputs.earlier, show_progress)
+        run.tested = replace(grouped(tested, inputs.groups), chosen=chosen_on(split, fields, table.task))
         if tested.split == "test":
             record_tests(classifier, run.tested, inputs.seen("test"))
     finally:  # the calibration is saved even if the test fails or is interrupted
         classifier.save(run.folder)
+
+
+def _evaluate_by_folds(run: Run, tests: Evaluation) -> Evaluation:
+    """Return the evaluation of all images by the predictions `tests`, each of a head that was fitted without the fold.
+
+    An image whose earlier class no longer exists has no fold. It counts as a mistake, whatever the final head predicts.
+    """
+    table, earlier = run.table, run.inputs.earlier
+    classifier = replace(run.classifier, trust=None)  # unfamiliarity is undefined for training images
+    outcomes: dict[str, Any] = dict(zip(tests.paths, tests.probabilities, strict=True))
+    others = [path for path in tested_images(table, "all", earlier).paths if path not in outcomes]
+    predicted = classifier.assessments(table.at(path) for path in others)
+    for path, (_, outcome) in zip(others, predicted, strict=True):
+        outcomes[path] = outcome
+    evaluation = evaluate_with_earlier_labels(classifier, table, "all", earlier, outcomes=outcomes)
+    return replace(evaluation, split=BY_FOLDS, temperature=1.0)
 
 
 def frozen_features(run: Run) -> Tensor | None:
@@ -89,11 +96,12 @@ def frozen_features(run: Run) -> Tensor | None:
         reason = f"there are more than {_MAX_SEARCHED:,} images"
         run.say(f"only held-out images are searched for label errors, because {reason}")
         return None
+    source = weights_of(recipe)
     try:
-        weights = run.blueprint.weights or inspect_source(weights_of(recipe), use="training")
+        weights = run.blueprint.weights or inspect_source(source, use="training")
         pictures = weights.plan().pictures  # None for published weights, which are assumed to have seen none of them
         if pictures is not None:
-            _, overlap = search_readable_images(PictureRecord.from_bytes(pictures, weights_of(recipe)), table)
+            _, overlap = search_readable_images(PictureRecord.from_bytes(pictures, source), table)
             if overlap.seen():
                 reason = "the weights had been trained on some of these images"
                 run.say(f"note: only held-out images are searched for label errors: {reason}")
@@ -134,22 +142,32 @@ def fit_calibration(run: Run, facts: ValidationFacts) -> None:
     run.calibration = calibrate_on(classifier, evaluate_now, facts, fit)
     # A backend contains a copy of the head. If the calibration has changed the head, another backend is needed.
     run.classifier = classifier if correction_of(classifier) == before else with_backend(classifier)
-    classifier, calibration = run.classifier, run.calibration
-    if classifier.thresholds is None:
-        if calibration is None:
-            run.say("no validation images: the confidences are not calibrated (temperature 1)")
-        correction = correction_of(classifier)
-        if correction is not None and any(correction.shift):
-            applied = f"{correction.strength:.2f} of the prior shift is applied"
-            run.say(f"confidences are for classes {SHARES[correction.prior]}: {applied}")
-    elif calibration is None:
-        run.say("no validation images to choose thresholds: every class has 0.5")
+    if is_single:
+        _say_calibration(run)
     else:
-        images_in_words = calibration_images(calibration)
-        run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(calibration.labels)} {images_in_words}")
-        pairs = list(zip(classifier.classes, classifier.thresholds, strict=True))
-        shown = ", ".join(f"{name} {threshold:.3f}" for name, threshold in pairs[:10])
-        run.say(f"thresholds by F1 on {images_in_words}: {shown}{', ...' if len(pairs) > 10 else ''}")
+        _say_thresholds(run)
+
+
+def _say_calibration(run: Run) -> None:
+    if run.calibration is None:
+        run.say("no validation images: the confidences are not calibrated (temperature 1)")
+    correction = correction_of(run.classifier)
+    if correction is not None and any(correction.shift):
+        applied = f"{correction.strength:.2f} of the prior shift is applied"
+        run.say(f"confidences are for classes {SHARES[correction.prior]}: {applied}")
+
+
+def _say_thresholds(run: Run) -> None:
+    classifier, calibration = run.classifier, run.calibration
+    if calibration is None:
+        run.say("no validation images to choose thresholds: every class has 0.5")
+        return
+    assert classifier.thresholds is not None
+    images = calibration_images(calibration)
+    run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(calibration.labels)} {images}")
+    pairs = list(zip(classifier.classes, classifier.thresholds, strict=True))
+    shown = ", ".join(f"{name} {threshold:.3f}" for name, threshold in pairs[:10])
+    run.say(f"thresholds by F1 on {images}: {shown}{', ...' if len(pairs) > 10 else ''}")
 
 
 def _fit_unknown(
@@ -160,24 +178,25 @@ def _fit_unknown(
     With out-of-fold predictions, each training image is compared with those of the other folds. This requires a head on
     a frozen backbone: no image has features of a trained backbone that was not trained on it.
     """
-    started, table, show_progress = time.monotonic(), run.table, partial(progress, "unknown images")
+    started, table, seed = time.monotonic(), run.table, run.recipe.seed
+    show_progress = partial(progress, "unknown images")
     if predictions is None:
         frozen = None if run.frozen_features is None else run.frozen_features.numpy()
-        unknown = fit_to_images(classifier, table, held_out, frozen, seed=run.recipe.seed, progress=show_progress)
+        unknown = fit_to_images(classifier, table, held_out, frozen, seed=seed, progress=show_progress)
     elif run.recipe.method == "probe":
         row_of = {path: i for i, path in enumerate(predictions.paths)}
         rows = np.array([row_of[path] for path in held_out])
         labels, fold = predictions.labels[rows], predictions.fold[rows]
         files = [table.at(path) for path in held_out]
-        unknown = fit_out_of_fold(classifier, files, labels, fold, seed=run.recipe.seed, progress=show_progress)
+        unknown = fit_out_of_fold(classifier, files, labels, fold, seed=seed, progress=show_progress)
     else:
         reason = "no image has features of the final model that it was not trained on"
         run.say(f"unknown images cannot be recognised: {reason}")
         return None
     if unknown is not None:
         kind = VALIDATION if predictions is None else CROSS_VALIDATED
-        by = plural(len(unknown.known), kind.removesuffix("s"), kind)
-        line = f"unknown images are recognised by the distance to the nearest training images, with {by}"
+        images = plural(len(unknown.known), kind.removesuffix("s"), kind)
+        line = f"unknown images are recognised by the distance to the nearest training images, with {images}"
         for limit in unknown.limits:
             low, high = limit.bounds
             shares = f"{limit.kind} {limit.share:.0%} (95 %: {low:.0%} to {high:.0%})"

@@ -28,7 +28,8 @@ def evaluate(run: Run) -> None:
     seen = inputs.seen(tested.split)
     facts = classifier.computation | run.changes.to_dict() | earlier_figures(tested, inputs.earlier, seen)
     facts |= trust_figures(classifier, tested, seen, is_of_run=True)
-    if problems := caveats_of(inputs.findings):
+    problems = caveats_of(inputs.findings)
+    if problems:
         facts["problems"] = problems
     run.numbers = all_figures(tested, seen, classifier.provenance, facts, unrecorded_reason(inputs.record))
     if tested.split == BY_FOLDS:
@@ -37,8 +38,9 @@ def evaluate(run: Run) -> None:
     if precision != classifier.precision:
         evaluated = f"evaluated in {classifier.precision}, as `vitkit predict` does on this machine"
         run.say(f"trained in {precision}, {evaluated}")
-    for line in filter(None, (describe_labels(run.numbers), describe(run.numbers))):
-        run.say(f"note: {line}")
+    for note in (describe_labels(run.numbers), describe(run.numbers)):
+        if note:
+            run.say(f"note: {note}")
     run.evaluation = unseen_part(tested, seen)
     reported = run.evaluation or tested
     if run.calibration is not None and run.numbers.get("ece") is not None:
@@ -50,34 +52,38 @@ def evaluate(run: Run) -> None:
         )
     for line in trust_lines(run.numbers):
         run.say(line)
-    suspected = find_label_errors(run)
-    if suspected is None:  # there are no features for the search, so the predictions are searched
-        current = with_labels(reported, reported.current_labels)  # it has the classes of earlier labels, too
-        evaluations = {current.split: current}
-        if run.calibration is not None and run.calibration.split != current.split:
-            added = current.classes[len(run.calibration.classes) :]
-            evaluations[run.calibration.split] = run.calibration.with_classes(added)
-        suspected = label_errors.from_predictions(evaluations[name] for name in ("val", "test") if name in evaluations)
-        if suspected:
-            run.say(f"{label_errors.describe_errors(suspected)} (among held-out images, according to the model itself)")
-    run.label_errors = suspected
-    run.numbers["label_errors"] = label_errors.summary(suspected)
+    run.label_errors = find_label_errors(run)
+    run.numbers["label_errors"] = label_errors.summary(run.label_errors)
 
 
-def find_label_errors(run: Run) -> list[label_errors.LabelError] | None:
-    """Return labels in all images of a run that are likely wrong, the most doubtful first.
+def find_label_errors(run: Run) -> list[label_errors.LabelError]:
+    """Return labels that are likely wrong, the most doubtful first.
 
-    The result is None if the run has no features under weights that had not seen the images (`run.frozen_features`).
+    All images are searched with their features under weights that had not seen them (`run.frozen_features`). Without
+    such features, only held-out images are searched, with the predictions of the model.
     """
-    started, table = time.monotonic(), run.inputs.table
     if run.frozen_features is None:
-        return None
+        return _label_errors_of_predictions(run)
+    started, table = time.monotonic(), run.inputs.table
     targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
     errors = label_errors.from_features(table, run.frozen_features, targets.to(torch.int64), run.recipe.seed)
     precision = choose_precision(run.recipe.precision, run.recipe.device)
     seconds = time.monotonic() - started
     described = label_errors.describe_errors(errors)
     run.say(f"{described} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
+    return errors
+
+
+def _label_errors_of_predictions(run: Run) -> list[label_errors.LabelError]:
+    reported = run.evaluation or run.tested
+    current = with_labels(reported, reported.current_labels)  # it has the classes of earlier labels, too
+    evaluations = {current.split: current}
+    if run.calibration is not None and run.calibration.split != current.split:
+        added = current.classes[len(run.calibration.classes) :]
+        evaluations[run.calibration.split] = run.calibration.with_classes(added)
+    errors = label_errors.from_predictions(evaluations[name] for name in ("val", "test") if name in evaluations)
+    if errors:
+        run.say(f"{label_errors.describe_errors(errors)} (among held-out images, according to the model itself)")
     return errors
 
 
@@ -97,8 +103,10 @@ def _figures_by_folds(run: Run) -> dict[str, Any]:
     parts = []
     for number in range(predictions.folds):
         other_folds = dict.fromkeys(path for path in evaluation.paths if fold_of[path] != number)
-        parts.append(without(evaluation, other_folds))
-    bounds = fold_intervals([part for part in parts if part is not None])
+        part = without(evaluation, other_folds)
+        if part is not None:
+            parts.append(part)
+    bounds = fold_intervals(parts)
     changed = {
         **numbers,
         "temperature": run.classifier.temperature,

@@ -62,15 +62,18 @@ def keep_protocol(recipe: Recipe, table: ImageTable, folders: Iterable[Path]) ->
         VitkitError: the requested method or split cannot test the images in the same way.
     """
     reasons = list[str]()
-    if recipe.split_from is None and not any(table.splits) and (proposers := runs_that_proposed(table, folders)):
+    if recipe.split_from is None and not any(table.splits):
+        proposers = runs_that_proposed(table, folders)
         names = listed([run.name for run in proposers])
-        if recipe.folds is not None:
+        if proposers and recipe.folds is not None:
             text = f"--folds: {names} proposed labels of these images, and may have been trained on any of them"
             raise VitkitError("training.folds-untestable", f"{text}; leave out --folds, so that its split is kept")
-        recipe = recipe.replace(split_from=str(proposers[0]))
-        reasons.append(f"labels that {names} proposed contain what it has learned, so its split is kept")
+        if proposers:
+            recipe = recipe.replace(split_from=str(proposers[0]))
+            reasons.append(f"labels that {names} proposed contain what it has learned, so its split is kept")
     if recipe.split_from is None or not is_cross_tested(Path(recipe.split_from)):
         return recipe, reasons
+
     run = public_path(recipe.split_from)
     obstacles = {
         f"--method {recipe.method}": recipe.method not in ("auto", "probe") or recipe.weights == "none",
@@ -78,17 +81,19 @@ def keep_protocol(recipe: Recipe, table: ImageTable, folders: Iterable[Path]) ->
         "a multi-label task": table.task is not SINGLE_LABEL,
         "data that come split": any(table.splits),
     }
-    present = [name for name, is_present in obstacles.items() if is_present]
-    if present:
-        raise VitkitError(
-            "training.protocol-conflict",
-            f"{run} tested every image by a head that was trained without it, which {present[0]} does not allow: use "
-            f"--method probe with pretrained weights, or leave out --split-from; the figures of the two runs cannot be "
-            "compared then",
-        )
+    for name, is_present in obstacles.items():
+        if is_present:
+            raise VitkitError(
+                "training.protocol-conflict",
+                f"{run} tested every image by a head that was trained without it, which {name} does not allow: use "
+                f"--method probe with pretrained weights, or leave out --split-from; the figures of the two runs "
+                "cannot be compared then",
+            )
     reasons.append(f"every image trains a head, and is tested by one that was trained without it, as in {run}")
     recipe = recipe.replace(method="probe", split=(1.0, 0.0, 0.0))  # no image is set aside
-    return recipe.replace(head_from="zero") if recipe.head_from == "auto" else recipe, reasons
+    if recipe.head_from == "auto":
+        recipe = recipe.replace(head_from="zero")
+    return recipe, reasons
 
 
 def runs_that_proposed(table: ImageTable, folders: Iterable[Path]) -> list[Path]:

@@ -9,7 +9,7 @@ from vitkit.data.splits import SPLITS
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.figures import describe
 from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of, verdict_of
-from vitkit.evaluation.metrics import MultiEvaluation
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
 from vitkit.model_folder import RECORD
@@ -37,18 +37,6 @@ def report(run: Run) -> None:
     for caption, draw in pictures_of(evaluation).items():
         run.draw(caption, draw())
     write_json(run.folder / EVALUATION, numbers)
-    explained = list[Explained]()
-    # Mistakes of a head that was trained without the fold cannot be explained by the final head.
-    is_explained = evaluation.split != BY_FOLDS and can_explain(classifier.model)
-    if is_explained and not isinstance(evaluation, MultiEvaluation):
-        worst = [i for i in evaluation.mistakes(_MAX_EXPLAINED) if evaluation.label_of(i) in classifier.classes]
-        with_gradients = replace(classifier, runner=None)  # the maps need the gradients of the model itself
-        for done, i in enumerate(worst, start=1):
-            progress("explaining mistakes", done, len(worst))
-            true, predicted = evaluation.classes[evaluation.labels[i]], evaluation.classes[evaluation.predicted[i]]
-            pictures = explain_mistake(with_gradients, table.place / evaluation.paths[i], true, predicted)
-            if not isinstance(pictures, str):  # it may have become unreadable
-                explained.append(Explained(i, f"{true}, taken for {predicted}", pictures))
     notes = (("note", describe_labels(numbers)), ("problem", describe(numbers)))
     write_report(
         run.folder / REPORT,
@@ -62,11 +50,29 @@ def report(run: Run) -> None:
         laid_out=laid_out,
         label_errors=run.label_errors,
         recipe=without_absolute_paths(recipe).to_toml(),
-        explained=explained,
+        explained=_explain_mistakes(run, evaluation),
     )
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
     run.say(f"{verdict_of(numbers).sentence}.")
     run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
+
+
+def _explain_mistakes(run: Run, evaluation: Evaluation) -> list[Explained]:
+    """Explain the worst mistakes of the model, if it supports explanations and has made the predictions itself."""
+    # Mistakes of a head that was trained without the fold cannot be explained by the final head.
+    is_explained = evaluation.split != BY_FOLDS and can_explain(run.classifier.model)
+    if not is_explained or isinstance(evaluation, MultiEvaluation):
+        return []
+    classes, explained = evaluation.classes, list[Explained]()
+    worst = [i for i in evaluation.mistakes(_MAX_EXPLAINED) if evaluation.label_of(i) in run.classifier.classes]
+    with_gradients = replace(run.classifier, runner=None)  # the maps need the gradients of the model itself
+    for done, i in enumerate(worst, start=1):
+        progress("explaining mistakes", done, len(worst))
+        true, predicted = classes[evaluation.labels[i]], classes[evaluation.predicted[i]]
+        pictures = explain_mistake(with_gradients, run.table.place / evaluation.paths[i], true, predicted)
+        if not isinstance(pictures, str):  # it may have become unreadable
+            explained.append(Explained(i, f"{true}, taken for {predicted}", pictures))
+    return explained
 
 
 def pictures_for_page(run: Run) -> dict[str, bytes]:
@@ -80,37 +86,22 @@ def _facts(run: Run) -> dict[str, str]:
     config, preprocess = classifier.model.config, classifier.preprocess
     epoch = classifier.provenance["metrics"]["epoch"]
     parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
-    has_val = "val" in table.splits
-    if epoch == ZERO_SHOT:
-        choice = "zero-shot: no epoch was better on the val images"
-    elif run.recipe.method == "probe" and has_val:
-        choice = "a head, its penalty chosen by the log loss on val images"
-    elif run.recipe.method == "probe" and classifier.trust is not None:
-        choice = "a head, its penalty chosen by a cross-validation of the training images"
-    elif run.recipe.method == "probe":
-        choice = "a head with the middle penalty"
-    else:
-        choice = f"the best by {run.recipe.monitor}" if has_val and run.recipe.keep != "last" else "the last"
     splits = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
     h, w = config.image_size
     pixels = (f"{h}x{w}", preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
     spent = ""
     if rows and "seconds" in rows[-1]:  # unless metrics.csv was lost, or edited
         spent = f"{sum(row['epoch'] > ZERO_SHOT for row in rows)} epochs in {rows[-1]['seconds']:.0f} s; "
-    before_training = [
-        f"{name} {row[name]:.4f}"
-        for row in rows
-        for name in ("val_loss", "val_acc", "val_map")
-        if row["epoch"] == ZERO_SHOT and name in row
-    ]
     facts = {
         "model": f"{name_of(run.recipe)}: {parameters:,} parameters, {config.description}",
         "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
         "pixels": ", ".join(pixels),
-        "training": f"{spent}kept: epoch {epoch + 1}, {choice}",
+        "training": f"{spent}kept: epoch {epoch + 1}, {_choice_of_epoch(run)}",
     }
-    if before_training:
-        facts["zero-shot"] = f"{', '.join(before_training)} with the class names alone, before any training"
+    zero_shot = next((row for row in rows if row["epoch"] == ZERO_SHOT), {})
+    figures = [f"{name} {zero_shot[name]:.4f}" for name in ("val_loss", "val_acc", "val_map") if name in zero_shot]
+    if figures:
+        facts["zero-shot"] = f"{', '.join(figures)} with the class names alone, before any training"
     if record is not None and record.is_whole:
         facts["seen before"] = f"all images that the weights were ever trained on are recorded in {RECORD}"
     elif record is not None:
@@ -121,3 +112,17 @@ def _facts(run: Run) -> dict[str, str]:
         "data hash": classifier.provenance["data_hash"],
         "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),
     }
+
+
+def _choice_of_epoch(run: Run) -> str:
+    """Describe why the weights of an epoch were kept."""
+    has_val = "val" in run.table.splits
+    if run.classifier.provenance["metrics"]["epoch"] == ZERO_SHOT:
+        return "zero-shot: no epoch was better on the val images"
+    if run.recipe.method != "probe":
+        return f"the best by {run.recipe.monitor}" if has_val and run.recipe.keep != "last" else "the last"
+    if has_val:
+        return "a head, its penalty chosen by the log loss on val images"
+    if run.classifier.trust is not None:
+        return "a head, its penalty chosen by a cross-validation of the training images"
+    return "a head with the middle penalty"

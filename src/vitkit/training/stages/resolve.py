@@ -60,19 +60,22 @@ def probe_accuracy(
         message = f"{len(train)} training images are too few to cross-validate a linear probe"
         raise VitkitError("training.images-too-few", message)
     x = store.features(train, "trying a head on frozen features")
-    y = torch.tensor(train.labels)
+    y, classes = torch.tensor(train.labels), len(train.classes)
     fold_of = torch.tensor(fold(train, folds, seed, group_of))
     is_correct = torch.zeros(len(train), dtype=torch.bool)
-    for number in range(folds):
+    for k in range(folds):
         # This is nested cross-validation: with at least three folds, the penalty is chosen by the log loss on one of
         # the other folds, not on the tested one. With two folds, it has its default value.
-        tested, validation = fold_of == number, fold_of == (number + 1) % folds
-        fitted, penalty = ~(tested | validation), DEFAULT_PENALTY
-        if fitted.any():
-            penalty = choose_head(x[fitted], y[fitted], (x[validation], y[validation]), len(train.classes)).penalty
-        head = choose_head(x[~tested], y[~tested], None, len(train.classes), penalty)
-        is_correct |= ((x @ head.weight.T + head.bias).argmax(dim=1) == y) & tested
-        progress("cross-validating", number + 1, folds)
+        tested = fold_of == k
+        validation = fold_of == (k + 1) % folds
+        rest = ~(tested | validation)
+        penalty = DEFAULT_PENALTY
+        if rest.any():
+            penalty = choose_head(x[rest], y[rest], (x[validation], y[validation]), classes).penalty
+        head = choose_head(x[~tested], y[~tested], None, classes, penalty)
+        predicted = (x @ head.weight.T + head.bias).argmax(dim=1)
+        is_correct |= tested & (predicted == y)
+        progress("cross-validating", k + 1, folds)
     values = is_correct.numpy().astype(np.float64)
     bounds = mean_interval(values, 1.0, Units.of(len(values), np.array(group_of)))
     return float(values.mean()), bounds, len(values)
@@ -115,12 +118,11 @@ def resolve(run: Run) -> None:
 
 
 def _complete_again(run: Run, request: Recipe) -> None:
-    # Complete another request for the same images, and split them again. The images are examined again only if a class
-    # has no readable image, because `examine_images` then adapts the model to the other classes.
+    """Complete another request for the same images, and split them again."""
     run.resolved_request = request
     open_data(run)
     if run.diagnosis.table.classes != run.source.classes:
-        examine_images(run)
+        examine_images(run)  # a class has no readable image, so the model is adapted to the other classes again
     split_images(run)
 
 
@@ -149,7 +151,7 @@ def _may_become_probe(run: Run) -> bool:
     if table.task is not SINGLE_LABEL or part.overlap.seen() or table.splits.count("train") > _MAX_FOR_PROBE:
         return False
     # Each field that the user has set must have an effect on the probe.
-    return not set(run.request.named) & without_effect(run.recipe.replace(method="probe"), run.request).keys()
+    return without_effect(run.recipe.replace(method="probe"), run.request).keys().isdisjoint(run.request.named)
 
 
 def _test_paths(run: Run) -> frozenset[str]:

@@ -6,7 +6,7 @@ only a model proposed is never a test image (docs/decisions/0028-label-files.md)
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,19 +43,25 @@ def split_images(run: Run) -> None:
         # All images train the final model. Earlier labels only matter where images are tested, which is in the folds.
         trained = replace(images.table, splits=("train",) * len(images.table))
         run.final_images = SplitImages(replace(images, table=trained), overlap)
-    for i, part in enumerate(parts):  # add the labels that the images had in earlier runs
-        table = part.images.table
-        held_out = held_out_split(table)
-        tested = table.paths if held_out == "all" else table.of_split(held_out).paths
-        earlier = compare_with_runs(table, part.images.contents, earlier_runs, tested)
-        # Missing images of classes that were removed do not matter.
-        missing = tuple(item for item in earlier.missing if set(table.task.names_in(item.label)) <= set(table.classes))
-        parts[i] = replace(part, earlier=replace(earlier, missing=missing))
+    parts = [_with_earlier_labels(part, earlier_runs) for part in parts]
     if recipe.max_images is not None:
         parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
-        run.final_images = run.final_images and limit(run.final_images, recipe.max_images, recipe.seed)
+        if run.final_images is not None:
+            run.final_images = limit(run.final_images, recipe.max_images, recipe.seed)
     run.parts = tuple(parts)
     run.findings = (*run.diagnosis.findings, *check_unreadable_held_out(run.source, run.diagnosis.unreadable))
+
+
+def _with_earlier_labels(part: SplitImages, earlier_runs: Sequence[Path]) -> SplitImages:
+    """Add the labels that the images had in earlier runs."""
+    table = part.images.table
+    held_out = held_out_split(table)
+    tested = table.paths if held_out == "all" else table.of_split(held_out).paths
+    earlier = compare_with_runs(table, part.images.contents, earlier_runs, tested)
+    # Missing images of classes that were removed do not matter.
+    classes = set(table.classes)
+    missing = tuple(item for item in earlier.missing if classes.issuperset(table.task.names_in(item.label)))
+    return replace(part, earlier=replace(earlier, missing=missing))
 
 
 def _folds(images: RunImages, overlap: Overlap, recipe: Recipe, untested: Collection[str]) -> list[SplitImages]:
@@ -71,10 +77,11 @@ def _folds(images: RunImages, overlap: Overlap, recipe: Recipe, untested: Collec
     parts = []
     for number in range(recipe.folds):
         tested = replace(table, splits=tuple("test" if other == number else "train" for other in fold_of))
-        kept, dropped = move_to_training(replace(images, table=tested), (None,) * len(table), untested)
-        part = SplitImages(replace(images, table=split(tested, shares, recipe.seed_of_split, groups, kept)), overlap)
-        if dropped:
-            part = part.take([i for i in range(len(table)) if i not in dropped])
+        kept, left_out = move_to_training(replace(images, table=tested), (None,) * len(table), untested)
+        divided = split(tested, shares, recipe.seed_of_split, groups, kept)
+        part = SplitImages(replace(images, table=divided), overlap)
+        if left_out:
+            part = part.take([i for i in range(len(table)) if i not in left_out])
         if len(set(part.images.table.of_split("train").labels)) < 2 and not table.sets:
             raise VitkitError(
                 "training.class-alone",

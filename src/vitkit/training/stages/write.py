@@ -57,8 +57,8 @@ def started_run_folder(run: Run, name: str) -> Iterator[None]:
         remove_run_files(folder)
         run.set_folder(folder)
         fields = run.request.set_fields() if run.request_fields is None else run.request_fields
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
-        write_json(folder / REQUEST, {name: value for name, value in plain.items() if value is not None})
+        set_fields = {name: value for name, value in fields.items() if value is not None}
+        write_json(folder / REQUEST, {name: str(v) if isinstance(v, Path) else v for name, v in set_fields.items()})
         run.hooks.write(folder)
         if labels is not None:
             write_bytes(folder / LABELS, labels)
