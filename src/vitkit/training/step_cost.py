@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Subset
 from torch.utils.flop_counter import FlopCounterMode
@@ -68,15 +68,16 @@ def measure_training(run: Run, devices: int) -> Figures:
     state = _initial_state(classifier.model, recipe, data, fabric.device, run.hooks)
     first_seconds, batch = _timed(lambda: data.batch_again(0, 0))
     next_seconds, _ = _timed(lambda: data.batch_again(0, 0))  # its pictures may be cached now
-    # The following times are seconds per image.
-    first_reading, next_reading = first_seconds / len(batch[0]), next_seconds / len(batch[0])
     network = None if teacher is None else teacher.network
     figures = _measure_step(Loop(state, objective, data, fabric), batch, network)
-    training = figures["seconds_per_step"] / figures["images_in_step"]
     images, labels = fabric.to_device([part[:_FIRST_IMAGES] for part in batch])
     with in_evaluation(state.model_to_save), torch.no_grad(), fabric.autocast():
         seconds, _ = _timed(lambda: objective.call_network(state.model_to_save, images, labels).float().sum().item())
+
+    # The following times are seconds per image.
+    training = figures["seconds_per_step"] / figures["images_in_step"]
     validation = seconds / len(images)
+    first_reading, next_reading = first_seconds / len(batch[0]), next_seconds / len(batch[0])
     train_images, val_images = len(data.train) / devices, data.val_images  # in the share of one device
 
     def epoch_seconds(reading: float) -> float:
@@ -201,14 +202,15 @@ def measure_on_noise(request: Recipe, hooks: Hooks) -> Figures:
 def _initial_state(
     model: Any, recipe: Recipe, data: BatchedImages, device: torch.device, hooks: Hooks
 ) -> TrainingState:
-    # The weights, their gradients and two moments have four bytes for each parameter.
-    needed = 4 * 4 * count_parameters(model)[0]
-    if device.type == "cpu" and needed > (free := available_memory()):
-        raise VitkitError(
-            "training.memory-short",
-            f"it does not fit: weights, gradients and moments take {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} "
-            "GiB are free; try --method lora or a smaller --model",
-        )
+    if device.type == "cpu":
+        # The weights, their gradients and two moments have four bytes for each parameter.
+        needed, free = 4 * 4 * count_parameters(model)[0], available_memory()
+        if needed > free:
+            raise VitkitError(
+                "training.memory-short",
+                f"it does not fit: weights, gradients and moments take {needed / 2**30:,.1f} GiB, and "
+                f"{free / 2**30:,.1f} GiB are free; try --method lora or a smaller --model",
+            )
     model.train().to(device)
     steps = math.ceil(data.batches / recipe.grad_accum) * recipe.epochs
     return TrainingState(model, recipe, steps, ignore, make_optimizer=hooks.optimizer)
@@ -216,30 +218,29 @@ def _initial_state(
 
 def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figures:
     """Take steps with a batch, of a training that has not started, and return the figures of a whole step."""
-    state, device, whole = loop.state, loop.fabric.device, len(batch[0])
+    state, device = loop.state, loop.fabric.device
     recipe, (_, devices) = state.recipe, loop.data.process
+    images, labels = batch
+    whole, first_count = len(images), min(_FIRST_IMAGES, len(images))
     batches = min(recipe.grad_accum, loop.data.batches, 2)  # accumulating more gradients takes no more memory
     images_in_step, _ = loop.data.images_in(0, recipe.grad_accum - 1)
 
     def take_step(count: int) -> None:
-        loop.take_step(0, [(batch[0][:count], batch[1][:count])] * batches)
+        """Take a step with only the first images of the batch."""
+        loop.take_step(0, [(images[:count], labels[:count])] * batches)
         state.finite_check.resolve_pending()
+
+    loop.begin_epoch()
+    with FlopCounterMode(display=False) as counter:
+        take_step(first_count)
+    if choose_compile(recipe, len(loop.data.train)):
+        loop.compile_steps()
+    held = _bytes_between_steps(state, teacher)
 
     def measure(count: int) -> tuple[int, float]:
         state.optimizer.zero_grad()  # `held` has no gradients
         return _memory_and_time(partial(take_step, count), device, held)
 
-    loop.begin_epoch()
-    first_count = min(_FIRST_IMAGES, whole)
-    with FlopCounterMode(display=False) as counter:
-        take_step(first_count)
-    if choose_compile(recipe, len(loop.data.train)):
-        loop.compile_steps()
-    moments = [value for values in state.optimizer.state.values() for value in values.values()]
-    modules = [module for module in (state.model, state.average, teacher) if module is not None]
-    weights = [tensor for module in modules for tensor in module.state_dict().values()]
-    # The bytes that tensors occupy between two steps.
-    held = sum(value.nbytes for value in [*moments, *weights] if isinstance(value, torch.Tensor))
     notes = _excluded_costs(recipe)
     if devices > 1:
         share = "measured on one device with its share of a batch"
@@ -251,7 +252,8 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
         if device.type == "cuda":  # compile the step, or find the pieces that fit into memory
             take_step(whole)
         peak, seconds = measure(whole)
-    if (size := state.pieces.size) is not None and devices > 1:
+    size = state.pieces.size
+    if size is not None and devices > 1:
         raise TooLittleMemory(
             "training.memory-short",
             f"{whole} images do not fit into the memory of a device: lower --batch-size (a higher --grad-accum keeps "
@@ -277,6 +279,14 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
     }
 
 
+def _bytes_between_steps(state: TrainingState, teacher: nn.Module | None) -> int:
+    """Return the bytes that tensors occupy between two steps, without gradients and images."""
+    modules = [module for module in (state.model, state.average, teacher) if module is not None]
+    weights = sum(tensor.nbytes for module in modules for tensor in module.state_dict().values())
+    moments = [value for values in state.optimizer.state.values() for value in values.values()]
+    return weights + sum(moment.nbytes for moment in moments if isinstance(moment, Tensor))
+
+
 def _measure_on_cpu(
     measure: Callable[[int], tuple[int, float]], count: int, whole: int, held: int, recipe: Recipe
 ) -> tuple[int, float, list[str]]:
@@ -293,7 +303,8 @@ def _measure_on_cpu(
         peak, seconds = measure(count)
         bytes_per_image = (peak - last_peak) / (count - last_count)
         seconds_per_image = max(seconds - last_seconds, 0.0) / (count - last_count)
-        expected, free = round(peak + bytes_per_image * (whole - count)), available_memory() + held
+        expected = round(peak + bytes_per_image * (whole - count))
+        free = available_memory() + held
         if expected >= free:
             fitting = whole
             while fitting > 1 and expected - bytes_per_image * (whole - fitting) > 0.8 * free:
@@ -345,10 +356,11 @@ def _overlapped(compute: float, reading: float, workers: int) -> float:
 def _at_full_speed(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """Replace bfloat16 by float32 if the device computes it slowly; return the recipe, and notes about the change."""
     device = environment.choose_device(recipe.device)
-    if device != "cpu" or recipe.precision != "bfloat16" or environment.best_precision(device) == "bfloat16":
+    is_slow = device == "cpu" and environment.best_precision(device) != "bfloat16"
+    if recipe.precision != "bfloat16" or not is_slow:
         return recipe, []
-    slow = "this processor computes bfloat16 far more slowly than float32: measured with --precision float32"
-    return recipe.replace(precision="float32"), [slow]
+    note = "this processor computes bfloat16 far more slowly than float32: measured with --precision float32"
+    return recipe.replace(precision="float32"), [note]
 
 
 def _excluded_costs(recipe: Recipe) -> list[str]:
