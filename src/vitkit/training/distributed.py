@@ -154,8 +154,11 @@ def form_process_group(devices: int | None, nodes: int | None, accelerator: str 
     devices, nodes = launched or (devices or 1, nodes or 1)
     if devices * nodes == 1:
         return ALONE
-    available = torch.cuda.device_count() if torch.cuda.is_available() else devices
-    available = {"cpu": devices, "mps": 1}.get(accelerator, available)
+    available = devices
+    if accelerator == "mps":
+        available = 1
+    elif accelerator != "cpu" and torch.cuda.is_available():
+        available = torch.cuda.device_count()
     if devices > available:
         raise VitkitError("training.devices-missing", f"--devices {devices}, but this machine has {available}")
     if not dist.is_initialized():

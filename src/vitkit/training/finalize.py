@@ -207,10 +207,12 @@ def calibrate_on(
     is_finite = np.isfinite(uncalibrated.probabilities).all(axis=1)  # without the images whose logits overflow
     if not is_finite.any():
         return None
+
     logits, labels = log_odds(uncalibrated.probabilities, uncalibrated.labels), uncalibrated.labels[is_finite]
     current_shift = full_shift = np.zeros(len(classifier.classes))
     weights = None  # of the images
-    if (correction := correction_of(classifier)) is not None:
+    correction = correction_of(classifier)
+    if correction is not None:
         current_shift = logit_shift(classifier.model, correction).double().numpy()  # the logits contain it already
         full_shift = logit_shift(classifier.model, correction.at(1.0, 1.0)).double().numpy()
         if correction.prior == "uniform" and labels.ndim == 1:
@@ -223,6 +225,7 @@ def calibrate_on(
         change = [new - old for new, old in zip(after.in_head, correction.in_head, strict=True)]
         shift_head_bias(classifier.model, correction, change)
         classifier.provenance[BALANCE] = after.to_dict()
+
     logits = (logits - current_shift) / fit.temperature + fit.strength * full_shift
     probabilities = to_probabilities(logits, uncalibrated.labels)
     if isinstance(uncalibrated, MultiEvaluation):
@@ -234,9 +237,8 @@ def calibrate_on(
     if len(chosen):
         paths = [calibrated.paths[i] for i in chosen.tolist()]
         unknown = None if fit_unknown is None else fit_unknown(classifier, paths)
-        held_out = HeldOut.from_probabilities(
-            probabilities[chosen], uncalibrated.labels[chosen], facts.chosen, facts.folds
-        )
+        held_out_labels = uncalibrated.labels[chosen]
+        held_out = HeldOut.from_probabilities(probabilities[chosen], held_out_labels, facts.chosen, facts.folds)
         classifier.trust = Trust(held_out, unknown).to_bytes()
     return calibrated
 

@@ -60,7 +60,8 @@ def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
 
     A callback whose attribute `is_optional` is true may remain uncalled. The recipe need not be complete.
     """
-    if recipe.method == "probe" and (functions := list(hooks.names())):
+    functions = list(hooks.names())
+    if recipe.method == "probe" and functions:
         message = f"method probe takes no steps, so {functions[0]} is never called: set method to full or lora"
         raise VitkitError("training.hook-unused", message)
     if recipe.teacher is not None and hooks.loss:
@@ -70,7 +71,8 @@ def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
         message = "--logger tensorboard needs the package tensorboard: pip install tensorboard"
         raise VitkitError("training.package-missing", message)
     for callback in hooks.callbacks:
-        if isinstance(callback, type) or not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+        has_hook = any(callable(getattr(callback, hook, None)) for hook in HOOKS)
+        if isinstance(callback, type) or not has_hook:
             message = f"callbacks: {callback!r:.80} is no object with one of the methods {', '.join(HOOKS)}"
             raise VitkitError("training.hook-invalid", message)
     for logger in hooks.loggers:
@@ -82,10 +84,11 @@ def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
             "training.hook-conflict",
             "loggers: an object can log only one training, but --folds makes several: use the option logger instead",
         )
-    has_needed = any(not getattr(callback, "is_optional", False) for callback in hooks.callbacks)
-    if recipe.method == "probe" and (has_needed or hooks.loggers or recipe.logger == "tensorboard"):
-        message = "method probe takes no steps, so callbacks and loggers are never called: use method full or lora"
-        raise VitkitError("training.hook-unused", message)
+    if recipe.method == "probe":
+        is_needed = any(not getattr(callback, "is_optional", False) for callback in hooks.callbacks)
+        if is_needed or hooks.loggers or recipe.logger == "tensorboard":
+            message = "method probe takes no steps, so callbacks and loggers are never called: use method full or lora"
+            raise VitkitError("training.hook-unused", message)
 
 
 def loggers_of(recipe: Recipe, folder: Path, epoch: int) -> list[Any]:

@@ -82,15 +82,18 @@ class Interruption:
         now = time.monotonic()
         step_seconds = (now - self._last) / self._steps
         main_time = now if self._team.is_main else -math.inf  # so the maximum is the time of the main process
-        own = (self._stop.received or 0, should_stop, should_save, step_seconds, main_time)
-        signal, any_stops, any_saves, step_seconds, main_time = self._team.reduce(own, ReduceOp.MAX)
+        wishes = (self._stop.received or 0, should_stop, should_save, step_seconds, main_time)
+        signal, any_stops, any_saves, step_seconds, main_time = self._team.reduce(wishes, ReduceOp.MAX)
         self._steps, self._last = 0, now
-        self._steps_apart = max(1, min(_MAX_STEPS_APART, int(_MAX_SECONDS_APART / max(step_seconds, 1e-9))))
+        affordable_steps = int(_MAX_SECONDS_APART / max(step_seconds, 1e-9))
+        self._steps_apart = max(1, min(_MAX_STEPS_APART, affordable_steps))
         if signal:
             raise StoppedBetweenSteps(int(signal))
+        is_expired = False
         if clock is not None:
             clock.set(main_time)
-        return bool(any_stops) or (clock is not None and clock.is_expired), bool(any_saves)
+            is_expired = clock.is_expired
+        return bool(any_stops) or is_expired, bool(any_saves)
 
 
 @dataclass
@@ -219,12 +222,12 @@ class Loop:
         if state.is_trained:
             return
         batches = TimedBatches(self.data.train_batches(state.epoch, state.batch))
+        steps = math.ceil(self.data.batches / grad_accum)
         for first in range(state.batch, self.data.batches, grad_accum):
             self.take_step(first, islice(batches, grad_accum))
             state.batch = min(first + grad_accum, self.data.batches)
             self._notify("on_step_end")
             should_stop = self.between_steps()
-            steps = math.ceil(self.data.batches / grad_accum)
             progress(f"epoch {state.epoch + 1}/{state.recipe.epochs}", first // grad_accum + 1, steps)
             if should_stop:
                 break
@@ -272,30 +275,11 @@ class Loop:
 
         `first` is the number of the first batch of the step in the epoch, from 0.
         """
-        state, model, optimizer = self.state, self.state.model, self.state.optimizer
+        state, optimizer = self.state, self.state.optimizer
         # The number of images of the step, in this process and in all processes.
         own_images, all_images = self.data.images_in(first, first + state.recipe.grad_accum - 1)
-
-        def accumulate_gradients(micro: MicroBatch, piece: slice) -> None:
-            size = len(micro.targets[piece])
-            training_images = size if micro.training_images else 0  # without placeholders
-            # Several processes add up their gradients in the last backward pass of the step.
-            is_shared = self.team.size > 1
-            exchange = self._network.no_sync() if is_shared and not micro.is_last else nullcontext()
-            with exchange, self._dropout.using(micro.dropout_keys[:, piece]), self._statistics.normalising(size):
-                loss, hits = self.loss_of(micro.images[piece], micro.targets[piece])  # the forward pass
-                weighted = state.scaler.scale(loss * (training_images / all_images))
-                if is_shared:
-                    total = weighted * self.team.size  # the mean over processes becomes a sum
-                    with torch.autocast(loss.device.type, enabled=False):
-                        total.backward()  # type: ignore[no-untyped-call]
-                else:
-                    add_gradients(self._parameters, weighted)  # the backward pass
-            micro.losses.append(loss.detach() * training_images)
-            micro.hits.append(hits[:training_images])
-
-        state.metrics["lr"] = lr = state.lr
-        set_learning_rate(optimizer, lr)
+        state.metrics["lr"] = state.lr
+        set_learning_rate(optimizer, state.metrics["lr"])
         optimizer.zero_grad()
         self._statistics.begin()
         for number, batch in enumerate(batches, start=first):
@@ -303,10 +287,11 @@ class Loop:
                 micro = self._prepare(batch, number, first)
                 if state.epoch == number == 0:
                     self._notify("draw_first_batch", micro.batch[0])
-                state.pieces.run(len(micro.images), partial(accumulate_gradients, micro))
+                state.pieces.run(len(micro.images), partial(self._accumulate_gradients, micro, all_images))
             loss = torch.stack(micro.losses).sum()
             state.sums.add(loss, micro.training_images, micro.hits)
             state.finite_check.note_loss(loss, state.epoch, state.step)
+
         state.scaler.unscale_(optimizer)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -317,13 +302,32 @@ class Loop:
             state.scaler.update()
             return
         if state.recipe.clip_grad:
-            torch.nn.utils.clip_grads_with_norm_(model.parameters(), state.recipe.clip_grad, norm)
+            torch.nn.utils.clip_grads_with_norm_(state.model.parameters(), state.recipe.clip_grad, norm)
         with optimizer_in_memory():
             state.scaler.step(optimizer)
         state.scaler.update()
         state.step += 1
         if state.average is not None and state.recipe.ema:
-            state.average.update(model)
+            state.average.update(state.model)
+
+    def _accumulate_gradients(self, micro: MicroBatch, all_images: int, piece: slice) -> None:
+        """Add the gradients of a piece of a batch, given the number of images of the step in all processes."""
+        size = len(micro.targets[piece])
+        training_images = size if micro.training_images else 0  # without placeholders
+        # Several processes add up their gradients in the last backward pass of the step.
+        is_shared = self.team.size > 1
+        exchange = self._network.no_sync() if is_shared and not micro.is_last else nullcontext()
+        with exchange, self._dropout.using(micro.dropout_keys[:, piece]), self._statistics.normalising(size):
+            loss, hits = self.loss_of(micro.images[piece], micro.targets[piece])  # the forward pass
+            weighted = self.state.scaler.scale(loss * (training_images / all_images))
+            if is_shared:
+                total = weighted * self.team.size  # the mean over processes becomes a sum
+                with torch.autocast(loss.device.type, enabled=False):
+                    total.backward()  # type: ignore[no-untyped-call]
+            else:
+                add_gradients(self._parameters, weighted)  # the backward pass
+        micro.losses.append(loss.detach() * training_images)
+        micro.hits.append(hits[:training_images])
 
     def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the mean loss of some images, and whether each was classified correctly, (B,)."""
@@ -340,7 +344,7 @@ class Loop:
         training_images, batch_images = self.data.images_in(number, number)
         needs_targets = self._mixing or not self.objective.takes_labels
         targets = self.objective.targets(labels) if needs_targets else labels  # (B, K) or (B,)
-        seeds = state.recipe.seed, state.step, number - first
+        seeds = (state.recipe.seed, state.step, number - first)
         if self._mixing:
             preceding = partial(self.team.preceding_images, length=batch_images)
             images, targets = self._mixing.apply(images, targets, mix_seeds(*seeds), preceding)
@@ -354,18 +358,19 @@ class Loop:
         """Evaluate the model on the validation images, if there are any, and store the figures in the state."""
         if not self.data.has_val:
             return
-        outputs: list[tuple[Tensor, Tensor]] = []
+        outputs, labels = list[Tensor](), list[Tensor]()
         with in_evaluation(self.state.model_to_save), torch.no_grad(), self.fabric.autocast():
             for batch in self.data.val_batches():
                 output = self.objective.call_network(self.state.model_to_save, *self.fabric.to_device(batch))
-                outputs.append((output.float(), batch[1]))
+                outputs.append(output.float())
+                labels.append(batch[1])
                 if self.team.size == 1:  # several processes may have different numbers of batches
                     self.interruption.after_step()
         # The slice drops the extra image of a process that has no share.
-        output, labels = (torch.cat(parts).cpu()[: self.data.val_images] for parts in zip(*outputs, strict=True))
+        parts = [torch.cat(tensors).cpu()[: self.data.val_images] for tensors in (outputs, labels)]
         if not self.objective.evaluates_shares:
-            output, labels = (self.data.combine_shares(self.team.gather(part)) for part in (output, labels))
-        self.state.metrics.update(self.objective.validation_figures(output, labels, self.team))
+            parts = [self.data.combine_shares(self.team.gather(part)) for part in parts]
+        self.state.metrics.update(self.objective.validation_figures(*parts, self.team))
 
     def _notify_before_saving(self, hook: str) -> None:
         # Before a checkpoint is written, find out which steps were skipped.
@@ -374,7 +379,8 @@ class Loop:
 
     def _notify(self, hook: str, *arguments: Any) -> None:
         for callback in self.callbacks:
-            if (method := getattr(callback, hook, None)) is not None:
+            method = getattr(callback, hook, None)
+            if method is not None:
                 method(*(arguments or (self.state,)))
 
 
@@ -400,9 +406,10 @@ class DropoutNumbers:
         """
         generator = np.random.default_rng(seed)
         layers = 1 if self._is_external else len(self._layers)
-        numbers = generator.integers(-(2**31), 2**31, (max(indices, default=-1) + 1, layers), dtype=np.int32)
-        own = numbers[indices.start : indices.stop : indices.step].T.copy()
-        return torch.from_numpy(own).to(device, non_blocking=True)
+        images = max(indices, default=-1) + 1
+        numbers = generator.integers(-(2**31), 2**31, (images, layers), dtype=np.int32)
+        selected = numbers[indices.start : indices.stop : indices.step].T.copy()
+        return torch.from_numpy(selected).to(device, non_blocking=True)
 
     @contextmanager
     def using(self, keys: Tensor) -> Iterator[None]:

@@ -273,8 +273,10 @@ class EpochSums:
         """
         losses, images, hits = self._on_cpu()
         finite = [(loss, count) for loss, count in zip(losses.tolist(), images, strict=True) if math.isfinite(loss)]
-        sums = sum(loss for loss, _ in finite), sum(count for _, count in finite), hits.double().sum().item(), len(hits)
-        loss_sum, loss_images, correct, classified = team.reduce(sums)
+        local_loss = sum(loss for loss, _ in finite)
+        local_images = sum(count for _, count in finite)
+        local_sums = (local_loss, local_images, hits.double().sum().item(), len(hits))
+        loss_sum, loss_images, correct, classified = team.reduce(local_sums)
         figures = {"train_loss": loss_sum / loss_images if loss_images else math.nan}
         if classified:
             figures["train_acc"] = hits.float().mean().item() if team.size == 1 else correct / classified

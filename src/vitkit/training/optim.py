@@ -49,17 +49,22 @@ def parameter_groups(
         local = name.removeprefix("encoder.").removeprefix("task.")  # the two parts of a pre-training
         is_token_or_table = local.startswith(_NO_DECAY) and ".mlp." not in local  # an MLP has ordinary weights
         decays = decay_all or (parameter.ndim > 1 and not is_token_or_table)
-        # As in BEiT and MAE, the embeddings are layer 0, the L blocks are 1 to L, and what follows is L + 1. A table of
-        # relative positions belongs to its block, unless all blocks share one table.
-        match = _BLOCK_PARAMETER.match(name)
-        if match is not None and len(model.get_submodule(match[1])) == depth:  # type: ignore[arg-type]
-            layer = int(match[2]) + 1
-        else:
-            layer = 0 if name.startswith(("patch_embed.", "norm_pre.", *_TOKEN_PARAMETERS)) else depth + 1
-        scale = layer_decay ** (depth + 1 - layer)
+        scale = layer_decay ** (depth + 1 - _layer_of(name, model, depth))
         new_group = {"params": [], "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
         groups.setdefault((scale, decays), new_group)["params"].append(parameter)
     return [groups[key] for key in sorted(groups, reverse=True)]
+
+
+def _layer_of(name: str, model: nn.Module, depth: int) -> int:
+    """Return the layer of a parameter, as in BEiT and MAE.
+
+    The embeddings are layer 0, the L = `depth` blocks are 1 to L, and what follows is L + 1. A table of relative
+    positions belongs to its block, unless all blocks share one table.
+    """
+    match = _BLOCK_PARAMETER.match(name)
+    if match is not None and len(model.get_submodule(match[1])) == depth:  # type: ignore[arg-type]
+        return int(match[2]) + 1
+    return 0 if name.startswith(("patch_embed.", "norm_pre.", *_TOKEN_PARAMETERS)) else depth + 1
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None = None) -> torch.optim.Optimizer:

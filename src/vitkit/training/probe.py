@@ -110,17 +110,19 @@ def fit_head(run: Run, classifier: Classifier, images: HeadImages, seen: Collect
         run.out_of_fold = best.predictions
         run.out_of_fold.write(run.folder)
     seconds = time.monotonic() - started
+
+    def record(name: str, epoch: int, fit: Fit) -> None:
+        run.metrics.append({"epoch": epoch, "step": 0, **fit.figures, "seconds": round(seconds, 1)})
+        classifier.provenance["metrics"] = {"epoch": epoch, **fit.figures}
+        figures = "  ".join(f"{figure} {value:.4f}" for figure, value in fit.figures.items())
+        run.say(f"{name}: {figures}  {seconds:.0f} s")
+
     run.metrics.truncate(ZERO_SHOT)  # from an interrupted fit
-    heads = [("zero-shot", ZERO_SHOT, best.initial)]
     is_zero_shot_best = best.fitted is best.initial
+    if best.initial is not None:
+        record("zero-shot", ZERO_SHOT, best.initial)
     if not is_zero_shot_best:
-        heads.append((f"head fitted, penalty {best.fitted.penalty:g}", 0, best.fitted))
-    for name, epoch, fit in heads:
-        if fit is not None:
-            run.metrics.append({"epoch": epoch, "step": 0, **fit.figures, "seconds": round(seconds, 1)})
-            classifier.provenance["metrics"] = {"epoch": epoch, **fit.figures}
-            figures = "  ".join(f"{figure} {value:.4f}" for figure, value in fit.figures.items())
-            run.say(f"{name}: {figures}  {seconds:.0f} s")
+        record(f"head fitted, penalty {best.fitted.penalty:g}", 0, best.fitted)
     if best.note is not None:
         run.say(best.note)
     classifier.save(run.folder)
@@ -150,6 +152,15 @@ class _BestHead:
     predictions: OutOfFold | None = None  # of the cross-validation, for images that the initial weights had not seen
 
 
+@dataclass(frozen=True)
+class _Examples:
+    """n images with the input of the head, (n, D), and their labels, (n,), or class indicators, (n, K)."""
+
+    images: ImageTable
+    x: Tensor
+    y: Tensor
+
+
 def _fit_best_head(
     run: Run,
     classifier: Classifier,
@@ -164,40 +175,39 @@ def _fit_best_head(
     Without validation images, the penalty is chosen by cross-validation, with the labels of earlier runs.
     """
     table = run.inputs.table
-    train, val = table.of_split("train"), table.of_split("val")
-    x, y = _features_and_targets(run, classifier, images.train, train, "training images")
-    held_out = _features_and_targets(run, classifier, images.val, val, "validation images") if len(val) else None
+    train = _examples(run, classifier, images.train, table.of_split("train"), "training images")
+    held_out = None
+    if "val" in table.splits:
+        val = _examples(run, classifier, images.val, table.of_split("val"), "validation images")
+        held_out = val.x, val.y
     head = [classifier.model.get_parameter(f"head.{name}") for name in ("weight", "bias")]
     initial = None
     if run.recipe.head_from == "names":
         weight, bias = (parameter.detach().clone() for parameter in head)
-        initial = _evaluate_head(weight, bias, math.inf, (x, y), held_out)
+        initial = _evaluate_head(weight, bias, math.inf, (train.x, train.y), held_out)
     best = None
     if held_out is None:
-        testable, testable_xy = _test_with_earlier_labels(train, x, y, earlier)
-        fold_of = folds_of(testable, run.inputs.groups, run.recipe.seed)
+        testable = _with_earlier_labels(train, earlier)
+        fold_of = folds_of(testable.images, run.inputs.groups, run.recipe.seed)
         if fold_of is not None:
-            is_new = torch.tensor([path not in seen for path in testable.paths])
-            best = _cross_validate_and_fit((x, y), testable_xy, fold_of, is_new, testable, initial, is_tested=is_tested)
+            best = _cross_validate_and_fit(train, testable, fold_of, seen, initial, is_tested=is_tested)
     if best is None:
-        best = _BestHead(choose_head(x, y, held_out, len(table.classes), initial=initial), initial)
+        best = _BestHead(choose_head(train.x, train.y, held_out, len(table.classes), initial=initial), initial)
     with torch.no_grad():
         for parameter, value in zip(head, (best.fitted.weight, best.fitted.bias), strict=True):
             parameter.copy_(value)
     return best
 
 
-def _features_and_targets(
-    run: Run, classifier: Classifier, images: Dataset[Any], table: ImageTable, what: str
-) -> tuple[Tensor, Tensor]:
-    """Return the input of the head for n images, (n, D), and their labels (n,) or class indicators (n, K)."""
+def _examples(run: Run, classifier: Classifier, images: Dataset[Any], table: ImageTable, what: str) -> _Examples:
+    """Compute the examples of the images in `table`, which `images` contains preprocessed."""
     if run.features is not None:
         x = run.features.head_features(table, classifier.model.config, what)
         y = torch.tensor(table.labels, dtype=torch.long)
     else:
         precision = choose_precision(run.recipe.precision, run.recipe.device)
         x, y = compute_features(classifier.model, images, run.recipe, precision, partial(progress, what))
-    return x, table.task.targets(y, table.set_targets())
+    return _Examples(table, x, table.task.targets(y, table.set_targets()))
 
 
 def choose_head(
@@ -220,12 +230,22 @@ def choose_head(
             distance from it. It is returned if no fitted head is better on the held-out images.
     """
     head = _StandardisedHead(x, classes, initial)
-    best = None if held_out is None else initial
-    for candidate in PENALTIES if held_out is not None else (penalty,):
+
+    def fit(candidate: float) -> Fit:
         head.fit(y, candidate)
         weight = head.weight / head.scale  # of the head for features that are not standardised
-        fitted = _evaluate_head(weight, head.bias - weight @ head.mean, candidate, (x, y), held_out)
-        if best is None or best.val_loss is None or fitted.val_loss is None or fitted.val_loss < best.val_loss:
+        return _evaluate_head(weight, head.bias - weight @ head.mean, candidate, (x, y), held_out)
+
+    if held_out is None:
+        return fit(penalty)
+    best = initial
+    for candidate in PENALTIES:
+        fitted = fit(candidate)
+        if best is None:
+            best = fitted
+            continue
+        assert fitted.val_loss is not None and best.val_loss is not None
+        if fitted.val_loss < best.val_loss:
             best = fitted
         elif fitted.val_loss > _STOP_RATIO * best.val_loss:
             break
@@ -289,9 +309,7 @@ def cross_validate_head(
     a fold, all images with a fold count.
     """
     n, folds, has_fold = len(fold_of), int(fold_of.max()) + 1, fold_of >= 0
-    counted = has_fold
-    if is_counted is not None and (is_counted & has_fold).any():
-        counted = is_counted & has_fold
+    counted = has_fold if is_counted is None else _select_counted(has_fold, is_counted)
     heads = [_StandardisedHead(x[has_fold & (fold_of != k)], classes, initial) for k in range(folds)]
     best_penalty, best_loss, best_logits = math.inf, math.inf, torch.zeros(n, classes)
     if initial is not None:
@@ -308,6 +326,12 @@ def cross_validate_head(
         elif loss > _STOP_RATIO * best_loss:
             break
     return best_penalty, best_logits
+
+
+def _select_counted(has_fold: Tensor, is_counted: Tensor) -> Tensor:
+    """Return which images count in a cross-validation, (n,): all with a fold if none of these `is_counted`."""
+    counted = has_fold & is_counted
+    return counted if counted.any() else has_fold
 
 
 def nested_cross_validation(
@@ -341,38 +365,39 @@ def nested_cross_validation(
     return logits, temperatures
 
 
-def _test_with_earlier_labels(
-    train: ImageTable, x: Tensor, y: Tensor, earlier: ChangesSinceRuns
-) -> tuple[ImageTable, tuple[Tensor, Tensor]]:
-    """Return the training images that can test a head, their features, and the targets that they had in earlier runs.
+def _with_earlier_labels(train: _Examples, earlier: ChangesSinceRuns) -> _Examples:
+    """Return the training images that can test a head, with the targets that they had in earlier runs.
 
     A person may have changed labels to agree with the predictions of a model. With the changed labels, a head would
     therefore be tested on labels that it has influenced. Images that no person had labelled, or whose class no longer
     exists, are left out.
     """
-    earlier_names = {item.path: train.task.names_in(item.before) for item in earlier.changed}
+    images, y = train.images, train.y.clone()
+    earlier_names = {item.path: images.task.names_in(item.before) for item in earlier.changed}
     if not earlier_names:
-        return train, (x, y)
-    number_of = {name: i for i, name in enumerate(train.classes)}
-    kept = [i for i, path in enumerate(train.paths) if set(earlier_names.get(path, ())) <= number_of.keys()]
-    y = y.clone()
-    for i in kept:
-        if (names := earlier_names.get(train.paths[i])) is not None:
+        return train
+    number_of = {name: i for i, name in enumerate(images.classes)}
+    kept = []
+    for i, path in enumerate(images.paths):
+        names = earlier_names.get(path)
+        if names is None:
+            kept.append(i)
+        elif number_of.keys() >= set(names):
+            kept.append(i)
             numbers = [number_of[name] for name in names]
             if y.ndim == 1:
                 y[i] = numbers[0]
             else:
                 y[i] = 0
                 y[i, numbers] = 1
-    return train.take(kept), (x[kept], y[kept])
+    return _Examples(images.take(kept), train.x[kept], y[kept])
 
 
 def _cross_validate_and_fit(
-    train: tuple[Tensor, Tensor],
-    testable: tuple[Tensor, Tensor],
+    train: _Examples,
+    testable: _Examples,
     fold_of: Tensor,
-    is_new: Tensor,
-    images: ImageTable,
+    seen: Collection[str],
     initial: Fit | None,
     *,
     is_tested: bool,
@@ -380,30 +405,31 @@ def _cross_validate_and_fit(
     """Choose the penalty by cross-validation, and fit a head with this penalty to all images.
 
     With `is_tested`, a nested cross-validation also tests the head, provided that the task is single-label, there are
-    at least three folds and no `initial` head, and every image is in a fold and new to the initial weights (`is_new`,
-    (n,)).
+    at least three folds and no `initial` head, and every image is in a fold and new to the initial weights.
 
-    `train` is the features and the targets of all training images, and `testable` those of the n `images` that are
-    cross-validated, with their earlier labels. `fold_of`, (n,), is as for `cross_validate_head`.
+    `train` are all training images, and `testable` the n images that are cross-validated, with their earlier labels.
+    `fold_of`, (n,), is as for `cross_validate_head`. `seen` are the paths that the initial weights had seen.
     """
-    classes, (x, y) = len(images.classes), testable
+    images, x, y = testable.images, testable.x, testable.y
+    classes, folds, has_fold = len(images.classes), int(fold_of.max()) + 1, fold_of >= 0
+    is_new = torch.tensor([path not in seen for path in images.paths])
     penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, initial)
     if initial is not None and math.isinf(penalty):
         fitted = initial
     else:
-        fitted = choose_head(*train, None, classes, penalty, initial)
-    has_fold = fold_of >= 0
-    is_independent = has_fold & is_new
-    counted = is_independent if bool(is_independent.any()) else has_fold
+        fitted = choose_head(train.x, train.y, None, classes, penalty, initial)
+    counted = _select_counted(has_fold, is_new)
     loss = regression_loss(logits[counted], y[counted]).item()
     figures = f"loss {loss:.4f}, accuracy {_accuracy(logits[counted], y[counted]):.4f}"
     note = f"chosen by cross-validation of the training images: {figures}, flattered by the selection"
+
+    is_independent = has_fold & is_new
     kept = torch.nonzero(is_independent)[:, 0].tolist()
     if not kept:
         return _BestHead(fitted, initial, note)
-    folds = int(fold_of.max()) + 1
     tested, temperatures = None, None
-    if is_tested and initial is None and images.task is SINGLE_LABEL and folds > 2 and bool(is_independent.all()):
+    allows_nesting = initial is None and images.task is SINGLE_LABEL and folds > 2
+    if is_tested and allows_nesting and bool(is_independent.all()):
         logits_of_tests, temperatures = nested_cross_validation(x, y, fold_of, classes)
         tested = logits_of_tests.numpy()
     predictions = OutOfFold(
@@ -429,9 +455,8 @@ def _evaluate_head(
         return Fit(weight, bias, penalty, train_loss, None, None)
     x, y = held_out
     logits = x @ weight.T + bias
-    val_loss, val_map = regression_loss(logits, y).item(), None
-    if y.ndim == 2:
-        val_map = mean_average_precision(y.bool().numpy(), logits.numpy())
+    val_loss = regression_loss(logits, y).item()
+    val_map = mean_average_precision(y.bool().numpy(), logits.numpy()) if y.ndim == 2 else None
     return Fit(weight, bias, penalty, train_loss, val_loss, _accuracy(logits, y), val_map)
 
 

@@ -125,7 +125,8 @@ class Hooks:
 
     def __post_init__(self) -> None:
         for name in ("callbacks", "loggers"):
-            if not isinstance(value := getattr(self, name), (list, tuple)):
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)):
                 raise VitkitError("training.hook-type", f"{name} must be a list of objects, not {type(value).__name__}")
             object.__setattr__(self, name, tuple(value))
         for name in _FUNCTIONS:
@@ -140,7 +141,8 @@ class Hooks:
         """Return a mapping from each function that is set to its qualified name."""
         names = {}
         for name in _FUNCTIONS:
-            if (function := getattr(self, name)) is not None:
+            function = getattr(self, name)
+            if function is not None:
                 function = getattr(function, "func", function)  # of a partial
                 named = function if hasattr(function, "__qualname__") else type(function)
                 names[name] = f"{named.__module__}.{named.__qualname__}"
@@ -148,7 +150,8 @@ class Hooks:
 
     def write(self, folder: Path) -> None:
         """Write the names of the functions, if there are any, so that a run is not resumed without them by mistake."""
-        if names := self.names():
+        names = self.names()
+        if names:
             write_json(folder / EXTENSIONS, names)
 
     def check_resumed(self, folder: Path) -> None:

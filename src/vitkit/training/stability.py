@@ -179,16 +179,20 @@ class RunningStatistics:
         self._buffers = [buffer for norm in self._norms for buffer in norm.buffers()]
         self._team = team
         self._before: list[Tensor] = []  # the buffers at the beginning of the step
-        # The number of batches that an exponential average covers. After ten times as many steps, the initial values no
-        # longer matter, even if some steps are skipped or have a single image.
-        window = max((math.ceil(1 / norm.momentum) for norm in self._norms if norm.momentum), default=0)
-        self._steps_to_correct = 10 * window
-        # If pretrained weights lack the counter of batches, the first steps would replace their statistics.
+        window = 0  # the number of batches that an exponential average covers
         for norm in self._norms:
+            if not norm.momentum:
+                continue
+            batches = math.ceil(1 / norm.momentum)
+            window = max(window, batches)
+            # If pretrained weights lack the counter of batches, the first steps would replace their statistics.
             mean, variance, counter = norm.buffers()
             is_new = not mean.any() and bool((variance == 1).all())
-            if norm.momentum and not counter and not is_new:
-                counter.fill_(math.ceil(1 / norm.momentum))
+            if not counter and not is_new:
+                counter.fill_(batches)
+        # After ten times as many steps, the initial values no longer matter, even if some steps are skipped or have a
+        # single image.
+        self._steps_to_correct = 10 * window
 
     def begin(self) -> None:
         """Store the statistics at the beginning of a step."""

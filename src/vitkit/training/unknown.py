@@ -46,6 +46,10 @@ class LabelledFeatures:
         """Return some images, given as indices or as a mask."""
         return LabelledFeatures(self.features[rows], self.labels[rows])
 
+    def without_class(self, k: int) -> LabelledFeatures:
+        """Return the images of all classes but one."""
+        return self.select(self.labels != k)
+
 
 # Held-out images; for a cross-validation, a pair for each fold: the images of all other folds, and of the fold.
 HeldOutFeatures = LabelledFeatures | Sequence[tuple[LabelledFeatures, LabelledFeatures]]
@@ -76,11 +80,16 @@ def fit_to_images(
     row_of = {path: i for i, path in enumerate(table.paths)}
     train = _sample(np.flatnonzero(np.array(table.splits) == "train"), MAX_IMAGES, seed)
     validation = _sample(np.array([row_of[path] for path in held_out]), MAX_IMAGES, seed)
-    train_files, held_out_files = ([table.file(i) for i in indices.tolist()] for indices in (train, validation))
     total = len(train) + len(validation)
-    train_features, kept = _features(classifier, train_files, lambda done: progress(done, total))
-    held_out_features, known = _features(classifier, held_out_files, lambda done: progress(len(train) + done, total))
-    train_rows, held_out_rows = train[kept], validation[known]
+
+    def compute(rows: Ints, computed: int) -> tuple[Floats, Ints]:
+        """Return the features of the images that can be read, and their rows; `computed` images come before them."""
+        files = [table.file(i) for i in rows.tolist()]
+        features, readable = _features(classifier, files, lambda done: progress(computed + done, total))
+        return features, rows[readable]
+
+    train_features, train_rows = compute(train, 0)
+    held_out_features, held_out_rows = compute(validation, len(train))
     if not len(train_rows) or not len(held_out_rows):
         return None
     frozen_features = None
@@ -106,10 +115,10 @@ def fit_out_of_fold(
     """
     chosen = _sample(np.arange(len(files)), MAX_IMAGES, seed)
     chosen_files = [files[i] for i in chosen.tolist()]
-    features, kept = _features(classifier, chosen_files, lambda done: progress(done, len(chosen_files)))
+    features, readable = _features(classifier, chosen_files, lambda done: progress(done, len(chosen_files)))
     if not len(features):
         return None
-    rows = chosen[kept]
+    rows = chosen[readable]
     train, fold = LabelledFeatures(features, labels[rows]), fold[rows]
     pairs = [(train.select(fold != k), train.select(fold == k)) for k in np.unique(fold).tolist()]
     held_out = [(rest.features, of_fold.features) for rest, of_fold in pairs]
@@ -132,13 +141,13 @@ def _features(classifier: Classifier, files: Sequence[Place], report: Callable[[
         BATCH if is_concurrent else BATCH_ALONE,
         is_concurrent=is_concurrent,
     )
-    rows, kept = list[Floats](), list[int]()
-    for i, (_, row) in enumerate(outcomes):
+    features: dict[int, Floats] = {}  # by the index of the image
+    for i, (_, outcome) in enumerate(outcomes):
         report(i + 1)
-        if not isinstance(row, str):
-            rows.append(row)
-            kept.append(i)
-    return np.stack(rows) if rows else np.empty((0, 0), np.float32), np.array(kept, np.int64)
+        if not isinstance(outcome, str):  # else it is an error message
+            features[i] = outcome
+    rows = np.stack(list(features.values())) if features else np.empty((0, 0), np.float32)
+    return rows, np.array(list(features), np.int64)
 
 
 def fit_unknown(
@@ -173,12 +182,16 @@ def fit_unknown(
     classes = np.unique(np.concatenate([fold.labels for _, fold in folds]))
     passed = list[npt.NDArray[np.bool_]]()  # which images of each class pass
     for k in np.sort(np.random.default_rng(seed).permutation(classes)[:_MAX_LEFT_OUT]).tolist():
-        without_k = [(others.select(others.labels != k), fold.select(fold.labels != k)) for others, fold in folds]
-        known = [(others.features, fold.features) for others, fold in without_k if len(others) and len(fold)]
-        if known:  # otherwise at most one image is left, which has no other one to be compared with
-            of_class = np.concatenate([fold.select(fold.labels == k).features for _, fold in folds])
-            rest = trained.select(trained.labels != k).features
-            passed.append(Unknown.fit(rest, known, seed).passes(of_class))
+        known = list[tuple[Floats, Floats]]()
+        for others, fold in folds:
+            others, fold = others.without_class(k), fold.without_class(k)
+            if len(others) and len(fold):
+                known.append((others.features, fold.features))
+        if not known:  # at most one image is left, which has no other one to be compared with
+            continue
+        score = Unknown.fit(trained.without_class(k).features, known, seed)
+        of_class = np.concatenate([fold.features[fold.labels == k] for _, fold in folds])
+        passed.append(score.passes(of_class))
     if len(passed) < _MIN_LEFT_OUT:
         return unknown
     sizes = np.array([len(part) for part in passed], np.float64)

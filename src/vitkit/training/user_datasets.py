@@ -112,7 +112,7 @@ class _DatasetRun:
         return survey(self.datasets)
 
     def open(self, run: Run) -> None:
-        requested, given_preprocess = run.request, self.datasets.preprocess
+        requested = run.request
         check_output_folder(run.out, None, requested.teacher, weights_of(requested))
         table = run.source = self.survey.table
         check_trainable(table)
@@ -120,21 +120,24 @@ class _DatasetRun:
         reasons += check_effects(recipe, requested)
         check_team(recipe, run.team)
         run.blueprint, model_reasons = resolve_model(recipe, requested.set_fields(), table)
-        reasons += model_reasons
-        model_preprocess = run.blueprint.preprocess
-        self.survey.check(model_preprocess)
-        evaluated = "val" if "val" in table.splits else "train"
-        if given_preprocess is not None:
-            self.preprocess = preprocess_of(given_preprocess, model_preprocess)
-            reasons.append(f"files are preprocessed as you specified: {described(self.preprocess.to_dict())}")
-        elif any(name == evaluated for name, _ in self.survey.shapes):  # its images are tensors
-            self.preprocess = replace(model_preprocess, unknown="it was trained on tensors")
-            reasons.append("note: the model cannot read files: state how the tensors were made with preprocess=")
-        else:
-            self.preprocess = model_preprocess
-        run.recipe, run.reasons = run.blueprint.recipe, reasons
+        self.survey.check(run.blueprint.preprocess)
+        self.preprocess, preprocess_reasons = self._preprocess_of_files(run.blueprint.preprocess)
+        run.recipe = run.blueprint.recipe
+        run.reasons = [*reasons, *model_reasons, *preprocess_reasons]
         if run.out is not None and run.reserve is not None:
             run.reserve(run.out)
+
+    def _preprocess_of_files(self, of_model: Preprocess) -> tuple[Preprocess, list[str]]:
+        """Return the preprocessing of files that is saved with the model, and lines about it."""
+        if self.datasets.preprocess is not None:
+            preprocess = preprocess_of(self.datasets.preprocess, of_model)
+            return preprocess, [f"files are preprocessed as you specified: {described(preprocess.to_dict())}"]
+        evaluated = "val" if "val" in self.survey.table.splits else "train"
+        has_tensors = any(split == evaluated for split, _ in self.survey.shapes)
+        if has_tensors:
+            note = "note: the model cannot read files: state how the tensors were made with preprocess="
+            return replace(of_model, unknown="it was trained on tensors"), [note]
+        return of_model, []
 
     def write(self, run: Run) -> None:
         assert self.preprocess is not None
@@ -176,15 +179,9 @@ class _DatasetRun:
 
     def conclude(self, run: Run) -> None:
         """Calibrate the model, and evaluate it on the validation images if there are any."""
-        val, chosen, predictions = self.val, chosen_on("val", run.recipe.to_dict()), run.out_of_fold
+        val, chosen = self.val, chosen_on("val", run.recipe.to_dict())
         if not len(val):
-            state = "not calibrated"
-            if predictions is not None:
-                evaluate = partial(predictions.evaluation, run.classifier)
-                calibrate_on(run.classifier, evaluate, ValidationFacts(chosen, folds=predictions.folds))
-                run.classifier.save(run.folder)
-                state = "calibrated by cross-validation of the training images"
-            run.say(f"no validation images: the confidences are {state}, and there are no figures")
+            self._conclude_without_validation(run, chosen)
             return
         classifier = run.classifier.use(images=len(val), device=choose_device(run.recipe))
         before = correction_of(classifier)
@@ -202,6 +199,15 @@ class _DatasetRun:
         loss = "" if run.numbers["loss"] is None else f" ({run.numbers['loss']:.4f} log loss)"
         run.say(f"{headline_of(run.numbers).words}{loss}")
 
+    def _conclude_without_validation(self, run: Run, chosen: tuple[str, ...]) -> None:
+        state, predictions = "not calibrated", run.out_of_fold
+        if predictions is not None:
+            evaluate = partial(predictions.evaluation, run.classifier)
+            calibrate_on(run.classifier, evaluate, ValidationFacts(chosen, folds=predictions.folds))
+            run.classifier.save(run.folder)
+            state = "calibrated by cross-validation of the training images"
+        run.say(f"no validation images: the confidences are {state}, and there are no figures")
+
 
 def _seen_images(
     run: Run, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
@@ -217,7 +223,8 @@ def _seen_images(
     roles = roles_after_training(table, find_twins(table, facts), overlap)
     labels = [table.name_of(i) for i in range(len(table))]
     record = before.merge(make_record(facts, labels, roles, is_whole=data_survey.is_certain))
-    seen = seen_to_exclude({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
+    rows = zip(table.paths, table.splits, roles, strict=True)
+    seen = seen_to_exclude({path: role for path, split, role in rows if split == "val"}, "val")
     doubt = DOUBTS[overlap.looked_for]
     if before.seen and not data_survey.is_certain:  # pictures of a run are recognised by their appearance
         doubt = "it cannot be determined for tensors, or pictures that change, whether the weights had seen others"

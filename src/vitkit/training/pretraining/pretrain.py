@@ -149,14 +149,16 @@ def resolve_pretraining(asked: Recipe, choices: Pretraining) -> tuple[Pretrainin
     if asked.data is None:
         message = "no data: pass a folder of images, or the name of a data set such as digits"
         raise VitkitError("training.data-missing", message)
-    if refused := [name for name in LABEL_FIELDS if name in asked.given]:
-        message = f"{refused[0]} concerns labels, and pre-training does not use them: leave it out"
-        raise VitkitError("training.field-refused", message)
+    for name in LABEL_FIELDS:
+        if name in asked.given:
+            message = f"{name} concerns labels, and pre-training does not use them: leave it out"
+            raise VitkitError("training.field-refused", message)
     weights = asked.weights if "weights" in asked.given else "none"
     if weights == "none" and asked.model is None:
         asked = asked.replace(model="vit_tiny_patch16_224")
-    fixed = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
-    recipe = Recipe(**OBJECTIVES[choices.objective].recipe).updated(asked).replace(**fixed)
+    method = "scratch" if weights == "none" else "full"
+    recipe = Recipe(**OBJECTIVES[choices.objective].recipe).updated(asked)
+    recipe = recipe.replace(weights=weights, method=method, balance="none")
     check_effects(recipe, asked)
     return choices.resolved(), recipe
 
@@ -173,6 +175,7 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
     if not isinstance(config, ViTConfig):
         message = f"{flag}: {config.full_name} has no patches to hide; use a Vision Transformer"
         raise VitkitError("training.model-unsupported", message)
+    needs_all = needs_every_patch(config)
     if config.stem is not None:
         reason = "hides patches, but the stem of a hybrid sees them from their neighbours; use a plain ViT"
     elif config.distill_token or config.distill_head:
@@ -181,8 +184,8 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
         reason = "nothing trains the representation layer; leave out _in21k, or has_logits"
     elif config.fc_norm:
         reason = "this model normalises only its pooled features, not the patches; use a model without fc_norm"
-    elif choices.objective == "mae" and (need := needs_every_patch(config)) is not None:
-        reason = f"{need}; use --objective masked-patch"
+    elif choices.objective == "mae" and needs_all is not None:
+        reason = f"{needs_all}; use --objective masked-patch"
     if reason is not None:
         raise VitkitError("training.model-unsupported", f"{flag}: {reason}")
     return config
@@ -267,15 +270,19 @@ def _fit(choices: Pretraining, run: Run) -> None:
 
 
 def _image_counts(images: ImageTable) -> str:
-    counts = {name: f"{len(images.of_split(name))} {name}" for name in SPLITS if name in images.splits}
-    return ", ".join(f"{text} (not used)" if name == "test" else text for name, text in counts.items())
+    counts = []
+    for name in SPLITS:
+        if name in images.splits:
+            suffix = " (not used)" if name == "test" else ""
+            counts.append(f"{len(images.of_split(name))} {name}{suffix}")
+    return ", ".join(counts)
 
 
 def _report(choices: Pretraining, run: Run) -> None:
     encoder, recipe, images = run.classifier, run.recipe, run.inputs.table
-    split, kind, kept_by = ("val", "validation", "the best by val_loss")
+    split, kind, choice = ("val", "validation", "the best by val_loss")
     if "val" not in images.splits:
-        split, kind, kept_by = ("train", "training", "the last")
+        split, kind, choice = ("train", "training", "the last")
     metrics, config = encoder.provenance["metrics"], vit_of(encoder.model, "pre-training").config
     epoch, loss = metrics["epoch"], metrics.get("val_loss", metrics["train_loss"])
     parameters = sum(parameter.numel() for parameter in encoder.model.parameters())
@@ -287,7 +294,7 @@ def _report(choices: Pretraining, run: Run) -> None:
         "objective": f"{choices.objective}: {choices.mask:.0%} of the patches, target {choices.target}",
         "model": f"{parameters:,} parameters, {config.layers} layers, {config.heads} heads, no head",
         "data": f"{images.root.name}: {_image_counts(images)} images, without their labels",
-        "kept": f"epoch {epoch + 1}, {kept_by}",
+        "kept": f"epoch {epoch + 1}, {choice}",
         "seed": str(recipe.seed),
         "made with": ", ".join(f"{name} {number}" for name, number in encoder.provenance["versions"].items()),
     }
@@ -295,15 +302,13 @@ def _report(choices: Pretraining, run: Run) -> None:
         f"Some {split} images, evenly spread, with their visible parts and the predictions of the network. Patches "
         "that were predicted normalised are drawn with their mean and contrast."
     )
-    drawing = _draw_strips(choices, run, images.of_split(split))
+    strips = image("Pictures filled in", to_png(_draw_strips(choices, run, images.of_split(split))), "png")
     losses = figure("Loss by epoch", to_png(draw_losses(run.metrics.rows, epoch)))
     body = [
         f"<h1>{escape(title)}</h1>",
         component("verdict", "note", "Fine-tune from this run, and compare with random weights", beside=headline),
         *(finding(str(item)) for item in run.inputs.findings),
-        panel(
-            "Pictures filled in", image("Pictures filled in", to_png(drawing), "png"), f'<p class="soft">{caption}</p>'
-        ),
+        panel("Pictures filled in", strips, f'<p class="soft">{caption}</p>'),
         panels(losses, panel("What this says", f"<p>No labels were used. {note}</p>")),
         "<h2>Details</h2>",
         details("The run", table([[escape(name), escape(value)] for name, value in facts.items()])),
@@ -316,17 +321,18 @@ def _report(choices: Pretraining, run: Run) -> None:
 
 def _draw_strips(choices: Pretraining, run: Run, images: ImageTable) -> Figure:
     """Draw a column for each of some images: complete, with only its visible patches, and with the predictions."""
-    seed, preprocess, model = run.recipe.seed, run.classifier.preprocess, vit_of(run.classifier.model, "pre-training")
-    config, network = model.config, network_of(model, preprocess, choices, seed)
+    seed, preprocess = run.recipe.seed, run.classifier.preprocess
+    encoder = vit_of(run.classifier.model, "pre-training")
+    network = network_of(encoder, preprocess, choices, seed)
     network.task.load_state_dict(load_file(run.folder / FILLER))
     keyed = KeyedImages(EvaluationImages(images, preprocess), seed, VALIDATION_KEYS)
     count = min(8, len(images))
-    chosen, image_keys = zip(*(keyed[i * len(keyed) // count] for i in range(count)), strict=True)
-    pixels, keys = torch.stack(chosen), torch.tensor(image_keys)
+    chosen = [keyed[i * len(keyed) // count] for i in range(count)]  # evenly spread
+    pixels, keys = torch.stack([picture for picture, _ in chosen]), torch.tensor([key for _, key in chosen])
     filled, hidden = network.eval().fill(pixels, keys)
-    visible = patchify(pixels, config.patch_size).masked_fill(hidden[:, :, None], 0.0)  # hidden patches become grey
-    visible = unpatchify(visible, config.patch_size, config.image_size)
-    rows = {"picture": pixels, "shown": visible, "filled in": filled}
+    patch, size = encoder.config.patch_size, encoder.config.image_size
+    visible = patchify(pixels, patch).masked_fill(hidden[:, :, None], 0.0)  # hidden patches become grey
+    rows = {"picture": pixels, "shown": unpatchify(visible, patch, size), "filled in": filled}
     drawn = new_figure(1.3 * count + 0.9, 1.3 * len(rows))
     axes = drawn.subplots(len(rows), count, squeeze=False)
     for row, (name, versions) in zip(axes, rows.items(), strict=True):
