@@ -46,7 +46,8 @@ def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.startswith("head")
-    generator, adapted = torch.Generator().manual_seed(seed), []
+    generator = torch.Generator().manual_seed(seed)
+    adapted = []
     for name, module in model.blocks.named_modules():
         if isinstance(module, nn.Linear) and name.split(".", 1)[-1] in _ADAPTED:
             parametrize.register_parametrization(module, "weight", LowRank(module.weight, rank, generator))

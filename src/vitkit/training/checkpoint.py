@@ -287,8 +287,9 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            if (name := archive.testzip()) is not None:  # torch.load does not compare checksums
-                raise ValueError(f"the checksum of {name} differs")
+            damaged = archive.testzip()  # torch.load does not compare checksums
+            if damaged is not None:
+                raise ValueError(f"the checksum of {damaged} differs")
         state = dict(torch.load(path, map_location="cpu", weights_only=True))
         saved = state["run"]
         changed = [f"{name} {saved.get(name)}, not {now}" for name, now in identity.items() if saved.get(name) != now]
@@ -448,7 +449,8 @@ class RunWriter:
 
     def _save_epoch(self, state: TrainingState, metrics: dict[str, float]) -> None:
         # Save the model in a folder such as checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100.
-        checkpoints, name = self.folder / "checkpoints", f"epoch-{state.epoch:04d}"
+        checkpoints = self.folder / "checkpoints"
+        name = f"epoch-{state.epoch:04d}"
         if self.team.is_main:
             for earlier in checkpoints.glob(f"{name}*"):  # left by an interrupted run
                 shutil.rmtree(earlier)

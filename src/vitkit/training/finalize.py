@@ -208,7 +208,8 @@ def calibrate_on(
     if not is_finite.any():
         return None
 
-    logits, labels = log_odds(uncalibrated.probabilities, uncalibrated.labels), uncalibrated.labels[is_finite]
+    logits = log_odds(uncalibrated.probabilities, uncalibrated.labels)
+    labels = uncalibrated.labels[is_finite]
     current_shift = full_shift = np.zeros(len(classifier.classes))
     weights = None  # of the images
     correction = correction_of(classifier)
@@ -308,7 +309,8 @@ class OutOfFold:
             description = read_description(folder)
             # Undo the calibration: the temperature, and then the correction of the class prior.
             logits = log_odds(evaluation.probabilities, evaluation.labels) * description["temperature"]
-            if (stored := description["provenance"].get(BALANCE)) is not None:
+            stored = description["provenance"].get(BALANCE)
+            if stored is not None:
                 logits -= logit_shift(model, PriorCorrection.from_dict(stored)).double().numpy()
             logits_of_folds.append(logits.astype(np.float32))
         return cls(

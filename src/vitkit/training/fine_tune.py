@@ -312,7 +312,8 @@ class DrawFirstBatch:
     preprocess: Preprocess
 
     def draw_first_batch(self, images: Tensor) -> None:  # (B, C, height, width), of this process
-        rows, train = self.data.rows_of_batch(0, 0), self.data.table.of_split("train")
+        train = self.data.table.of_split("train")
+        rows = self.data.rows_of_batch(0, 0)
         _draw_training_images(self.run, train, self.preprocess, images, rows, ", augmented")
 
 

@@ -66,7 +66,8 @@ class Inputs:
     @classmethod
     def read(cls, folder: Path) -> Inputs:
         """Read the inputs of a run that another process has started."""
-        table, record = images_of_run(folder / SPLIT), folder / RECORD
+        table = images_of_run(folder / SPLIT)
+        record = folder / RECORD
         pictures = read_bytes(record) if record.is_file() else None
         if pictures is not None:
             PictureRecord.from_bytes(pictures, record)  # a damaged one is refused before the training

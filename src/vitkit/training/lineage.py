@@ -185,7 +185,8 @@ def check_unseen(images: RunImages, recipe: Recipe, seen_before: PictureRecord, 
     `what` names the option or the run that tests every image. Return the overlap of the images with `seen_before`.
     """
     overlap = _compare(images, seen_before, "weights")
-    if seen := len(overlap.seen()):
+    seen = len(overlap.seen())
+    if seen:
         raise VitkitError(
             "training.images-seen",
             f"{what} tests every picture, but {_source(recipe)} has seen {seen} of the {len(images.table)} pictures: "

@@ -173,7 +173,8 @@ class Loop:
         Other batches, such as the last one of an epoch, are computed without compiled code: compiling takes up to a
         minute for each size, and code for any size would be slower.
         """
-        eager, compiled = self._heads.function, torch.compile(self.state.model.forward_heads, dynamic=False)
+        eager = self._heads.function
+        compiled = torch.compile(self.state.model.forward_heads, dynamic=False)
         batch_size, _ = self.data.images_in(0, 0)
 
         def forward(images: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
@@ -337,7 +338,8 @@ class Loop:
     def _prepare(self, batch: Batch, number: int, first: int) -> MicroBatch:
         # Move batch `number` of the epoch to the device, mix its images, and draw the random numbers of dropout.
         # `first` is the first batch of the step.
-        state, batch = self.state, self.fabric.to_device(batch)
+        state = self.state
+        batch = self.fabric.to_device(batch)
         images, labels = batch
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)  # faster for convolutional stems

@@ -392,7 +392,8 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         changes = {name: value for name, value in old_changes.items() if name not in new_fields} | new_changes
         if changes:
             fields["model_fields"] = changes
-        merged, sources = self.of(fields), {**self.given, **other.given}
+        merged = self.of(fields)
+        sources = {**self.given, **other.given}
         return merged.with_given({name: sources.get(name, "") for name in merged.given})
 
     def complete(self, chosen: Mapping[str, Any]) -> Self:

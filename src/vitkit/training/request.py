@@ -46,7 +46,8 @@ def requested(recipe: Recipe | str | Path | None, data: str | Path | None = None
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
     """
     request = with_data(recipe, data)
-    if request.source is None and (name := bundled_name(request.data)) is not None:
+    name = bundled_name(request.data)
+    if name is not None and request.source is None:
         request = Recipe.load(name).updated(request)
     if request.data is None:
         message = "no data: name a folder with one sub-folder of images per class, or the sample data set 'digits'"

@@ -107,7 +107,8 @@ def measure_head(run: Run, devices: int) -> Figures:
     recipe, notes = _at_full_speed(run.recipe)
     table = run.parts[0].images.table
     classifier = new_classifier(run.blueprint, table, "")
-    model, precision = classifier.model, choose_precision(recipe.precision, recipe.device)
+    model = classifier.model
+    precision = choose_precision(recipe.precision, recipe.device)
     device = torch.device(environment.choose_device(recipe.device))
     images = EvaluationImages(table.of_split("train"), classifier.preprocess)
     train, val = len(images), len(table.of_split("val"))
@@ -115,7 +116,8 @@ def measure_head(run: Run, devices: int) -> Figures:
     first_count = min(_FIRST_IMAGES, count)
 
     def features(number: int) -> None:
-        sample, in_this_process = Subset(images, range(number)), recipe.replace(workers=0)
+        in_this_process = recipe.replace(workers=0)
+        sample = Subset(images, range(number))
         compute_features(model, sample, in_this_process, precision, partial(silent, "features"))
 
     with FlopCounterMode(display=False) as counter:

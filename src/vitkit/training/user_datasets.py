@@ -146,7 +146,8 @@ class _DatasetRun:
             write_json(run.folder / CLASS_INDICES, dict(enumerate(run.source.classes)))
             write_text(run.folder / RECIPE, run.recipe.to_toml())
             introduce(run, f"training {name_of(run.recipe)} on {NAME}")
-            if shared := self.survey.shared:
+            shared = self.survey.shared
+            if shared:
                 run.say(f"problem: {shared} validation images are training images too and are not counted")
 
     def fit(self, run: Run) -> None:
@@ -218,7 +219,8 @@ def _seen_images(
     seen before it, by path, and the reason why they may have seen further images (empty if there is none).
     """
     before = ancestry_of(run.recipe, run.blueprint.record_bytes, None if teacher is None else teacher.pictures)
-    facts, table = data_survey.facts(classifier.preprocess), data_survey.table
+    table = data_survey.table
+    facts = data_survey.facts(classifier.preprocess)
     overlap = find_overlap(before, table, facts)
     roles = roles_after_training(table, find_twins(table, facts), overlap)
     labels = [table.name_of(i) for i in range(len(table))]
@@ -249,7 +251,8 @@ def _evaluate(classifier: Classifier, val: Images) -> Evaluation:
 
 
 def _write_report(run: Run, classifier: Classifier, evaluation: Evaluation, caveat: str | None) -> None:
-    best, is_mixed = classifier.provenance["metrics"]["epoch"], bool(run.recipe.mixup or run.recipe.cutmix)
+    best = classifier.provenance["metrics"]["epoch"]
+    is_mixed = bool(run.recipe.mixup or run.recipe.cutmix)
     run.draw("Curves", plots.curves(run.metrics.rows, best, is_mixed=is_mixed))
     for caption, draw in pictures_of(evaluation).items():
         run.draw(caption, draw())

@@ -198,8 +198,9 @@ class MaskedAutoencoding(nn.Module):
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
         """Return the mean squared error over the hidden patches of each image, (B,)."""
-        order, patches = shuffle_patches(keys, self.config.patches), patchify(images.float(), self.config.patch_size)
+        order = shuffle_patches(keys, self.config.patches)
         predicted = self.predict(encoder, images, order)
+        patches = patchify(images.float(), self.config.patch_size)
         if self.is_normalised:
             variance, mean = torch.var_mean(patches, dim=2, keepdim=True)
             patches = (patches - mean) / (variance + _EPS).sqrt()

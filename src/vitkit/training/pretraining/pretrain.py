@@ -227,7 +227,8 @@ def _open(choices: Pretraining, run: Run) -> None:
     check_output_folder(run.out, run.source, None, weights_of(recipe))
     if run.out is not None and run.reserve is not None:
         run.reserve(run.out)
-    run.recipe, run.blueprint = recipe, blueprint_of(recipe, ())
+    run.recipe = recipe
+    run.blueprint = blueprint_of(recipe, ())
     config = check_encoder(run.blueprint.config, choices)
     with torch.device("meta"), torch.random.fork_rng():
         network_of(VisionTransformer(config), run.blueprint.preprocess, choices, recipe.seed)
@@ -328,7 +329,8 @@ def _draw_strips(choices: Pretraining, run: Run, images: ImageTable) -> Figure:
     keyed = KeyedImages(EvaluationImages(images, preprocess), seed, VALIDATION_KEYS)
     count = min(8, len(images))
     chosen = [keyed[i * len(keyed) // count] for i in range(count)]  # evenly spread
-    pixels, keys = torch.stack([picture for picture, _ in chosen]), torch.tensor([key for _, key in chosen])
+    pixels = torch.stack([picture for picture, _ in chosen])
+    keys = torch.tensor([key for _, key in chosen])
     filled, hidden = network.eval().fill(pixels, keys)
     patch, size = encoder.config.patch_size, encoder.config.image_size
     visible = patchify(pixels, patch).masked_fill(hidden[:, :, None], 0.0)  # hidden patches become grey

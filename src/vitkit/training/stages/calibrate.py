@@ -49,10 +49,12 @@ def calibrate(run: Run) -> None:
     run.table, run.changes = check_images(inputs.table, inputs.contents, held_out)
     if run.changes:
         run.say(f"problem: {run.changes.text}; they are left out")
-    run.frozen_features, table = frozen_features(run), run.table
-    chosen = chosen_on("val", fields, table.task)
+    run.frozen_features = frozen_features(run)
+    chosen = chosen_on("val", fields, run.table.task)
     fit_calibration(run, ValidationFacts(chosen, inputs.groups, inputs.seen("val") or {}))
-    split, classifier = held_out_split(table), run.classifier
+
+    table, classifier = run.table, run.classifier
+    split = held_out_split(table)
     tests = run.out_of_fold.tests() if split == "all" and run.out_of_fold is not None else None
     try:
         if tests is not None:

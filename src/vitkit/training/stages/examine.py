@@ -31,6 +31,7 @@ def examine_images(run: Run) -> None:
 
 def keep_pictures(run: Run, table: ImageTable, preprocess: Preprocess) -> PictureStore | None:
     """Return a store for the pictures of a run; None if they are not kept."""
-    workers, processes = choose_workers(run.recipe, preprocess.size), run.team.size // run.team.machines
+    workers = choose_workers(run.recipe, preprocess.size)
+    processes = run.team.size // run.team.machines
     store = PictureStore(table.files(), preprocess, run.recipe.cache, workers=workers, processes=processes)
     return None if store.kind == "none" else store

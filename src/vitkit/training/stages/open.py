@@ -46,7 +46,8 @@ def open_data(run: Run) -> None:
             run.reserve(run.out)
     run.fields = request.set_fields()
     run.blueprint, head_reasons = resolve_model(recipe, run.fields, table)
-    run.recipe, run.reasons = run.blueprint.recipe, [*reasons, *head_reasons]
+    run.recipe = run.blueprint.recipe
+    run.reasons = [*reasons, *head_reasons]
     run.teacher_record = None
     if recipe.teacher is not None:
         run.teacher_record = load_teacher(recipe.teacher, table.classes).pictures

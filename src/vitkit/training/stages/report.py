@@ -31,7 +31,8 @@ def report(run: Run) -> None:
     evaluation = run.evaluation or run.tested
     write_predictions(run.folder / PREDICTIONS, run.tested)
     label_errors.write_label_errors(run.folder / LABEL_ERRORS, run.label_errors)
-    best_epoch, is_mixed = classifier.provenance["metrics"]["epoch"], bool(recipe.mixup or recipe.cutmix)
+    best_epoch = classifier.provenance["metrics"]["epoch"]
+    is_mixed = bool(recipe.mixup or recipe.cutmix)
     run.draw("Curves", plots.curves(run.metrics.rows, best_epoch, is_mixed=is_mixed))
     laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
     for caption, draw in pictures_of(evaluation).items():

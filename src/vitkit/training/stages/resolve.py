@@ -109,7 +109,8 @@ def resolve(run: Run) -> None:
     if accuracy < _ENOUGH_ACCURACY:
         run.reasons.append(f"method full: a head on frozen features is right for only {figures}")
         return
-    test_paths, shares = _test_paths(run), run.recipe.split
+    shares = run.recipe.split
+    test_paths = _test_paths(run)
     _complete_again(run, request.replace(method="probe"))
     if _test_paths(run) != test_paths:  # without validation images, large groups may be divided in another way
         _complete_again(run, request.replace(method="probe", split=shares))

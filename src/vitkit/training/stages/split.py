@@ -25,7 +25,8 @@ from vitkit.training.stages.open import is_cross_tested, runs_that_proposed
 
 def split_images(run: Run) -> None:
     """Divide the readable images. Copies of a picture, and images of one scene, stay in one split."""
-    recipe, images = run.recipe, RunImages(run.diagnosis.table, run.diagnosis.facts, run.groups)
+    recipe = run.recipe
+    images = RunImages(run.diagnosis.table, run.diagnosis.facts, run.groups)
     seen_before = run.seen_before = ancestry_of(recipe, run.blueprint.record_bytes, run.teacher_record)
     sources = (recipe.split_from, None if recipe.weights == "none" else weights_of(recipe), recipe.teacher)
     earlier_runs = [*run_folders_among(filter(None, sources)), *runs_that_proposed(run.source, run.earlier_runs)]
