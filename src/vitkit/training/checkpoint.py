@@ -343,8 +343,10 @@ class RunWriter:
         team: ProcessGroup = ALONE,
         identity: dict[str, Any] | None = None,
         metrics: Metrics | None = None,
+        stop_after: int | None = None,
     ) -> None:
         self.metrics = metrics or Metrics(folder / METRICS)
+        self.stop_after = stop_after  # the number of epochs after which the training ends, although there may be more
         # The configuration, the weights and the provenance of the model in the run folder, if this process saved it.
         self._saved_model: tuple[Config, dict[str, Tensor], dict[str, Any]] | None = None
         self.folder, self.classifier, self.recipe, self.say, self.team = folder, classifier, recipe, say, team
@@ -435,7 +437,8 @@ class RunWriter:
             self.has_saved_model, self.is_zero_shot_best = True, False
 
         is_stale = recipe.patience is not None and epoch - self.best_epoch >= recipe.patience
-        if is_stale or state.clock.is_expired:  # the validation may have used up the time
+        is_last = self.stop_after is not None and epoch + 1 >= self.stop_after
+        if is_stale or is_last or state.clock.is_expired:  # the validation may have used up the time
             state.should_stop = True
         self.is_finished = state.should_stop
         self._write_checkpoint(state)

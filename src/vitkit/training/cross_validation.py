@@ -53,12 +53,12 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, A
     """
     if not evaluations:
         return {"accuracy": {"mean": None, "interval_95": None}}
-    whole, bounds = pooled(evaluations), fold_intervals(evaluations)
-    numbers = registry.summary(whole, whole.task.name)
-    return {
-        name: {"mean": value, "interval_95": list(bounds[name]) if name in bounds else None}
-        for name, value in numbers.items()
-    }
+    together = pooled(evaluations)
+    intervals = fold_intervals(evaluations)
+    figures: dict[str, dict[str, Any]] = {}
+    for name, value in registry.summary(together, together.task.name).items():
+        figures[name] = {"mean": value, "interval_95": list(intervals[name]) if name in intervals else None}
+    return figures
 
 
 def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> None:
@@ -97,15 +97,14 @@ def cross_validate(final_stages: Sequence[Callable[[Run], None]], run: Run) -> N
 
 
 def _train_fold(run: Run, folder: Path, final_stages: Sequence[Callable[[Run], None]]) -> Run:
-    fold = Run(run.recipe.replace(folds=None), team=run.team, hooks=run.hooks)
-    fold.recipe = fold.request
+    recipe = run.recipe.replace(folds=None)
+    fold = Run(recipe, team=run.team, hooks=run.hooks, photographs=run.photographs, features=run.features)
+    fold.recipe = recipe
     fold.inputs = run.inputs_of_folds.get(folder) or Inputs.read(folder)
     fold.set_folder(folder)
     fold.out_of_fold = OutOfFold.read(folder)  # of a fold that was interrupted
     if hasattr(run, "blueprint"):
-        fold.blueprint = replace(run.blueprint, recipe=fold.recipe)
-    fold.photographs = run.photographs
-    fold.features = run.features
+        fold.blueprint = replace(run.blueprint, recipe=recipe)
     fit(fold)
     run.features = fold.features  # those under the initial weights are the same for all folds
     run.team.broadcast_from_main(lambda: [stage(fold) for stage in final_stages])

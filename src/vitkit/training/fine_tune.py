@@ -197,7 +197,9 @@ def run_training(
     team.broadcast_weights(network)
     state = TrainingState(network, recipe, steps_per_epoch * recipe.epochs, run.say, team, run.hooks.optimizer)
     state.clock.spent = state.clock.before_first_step = seconds_before
-    writer = RunWriter(run.folder, classifier, recipe, run.say, team, settings, run.metrics)
+    writer = RunWriter(
+        run.folder, classifier, recipe, run.say, team, settings, metrics=run.metrics, stop_after=run.stop_after
+    )
     if has_state(run.folder) and _load_checkpoint(run, state, writer):
         run.say("the run had finished training")
         return writer.saved_classifier() if team.is_main else classifier
@@ -205,8 +207,6 @@ def run_training(
     loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.hooks.loggers] if team.is_main else []
     curves = LogEpochs(loggers, recipe, run.say)
     callbacks = [writer, *callbacks, *run.hooks.callbacks, curves]
-    if run.stop_after is not None:
-        callbacks.insert(0, _EndAfter(run.stop_after))  # the writer, which follows, stores that the training has ended
     stop = Deferral(echo=2.0 if team.size > 1 else 0.0)  # a launcher repeats a signal for each of its processes
     interruption = Interruption(stop, team)
     loop = Loop(state, objective, data, fabric, team=team, callbacks=callbacks, interruption=interruption)
@@ -253,16 +253,6 @@ class _EvaluateStart:
         if state.epoch == 0 and state.step == 0:
             self.validate()
             self.writer.save_zero_shot(state)
-
-
-@dataclass
-class _EndAfter:
-    """A callback that ends the training after a number of epochs, although the schedule may have more."""
-
-    epochs: int
-
-    def on_epoch_end(self, state: TrainingState) -> None:
-        state.should_stop |= state.epoch + 1 >= self.epochs
 
 
 @contextmanager

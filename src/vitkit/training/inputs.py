@@ -54,13 +54,13 @@ class Inputs:
         stored = split_to_dict(part.images.table)
         groups = groups_to_list(part.images.table, part.images.groups)
         return cls(
-            table_from_split(stored, part.images.table.storage),
-            stored["hash"],
-            part.images.contents,
-            {path: number for number, paths in enumerate(groups) for path in paths},
-            tuple(findings),
-            part.earlier,
-            record_after(part, before, has_labels=has_labels).to_bytes(),
+            table=table_from_split(stored, part.images.table.storage),
+            hash=stored["hash"],
+            contents=part.images.contents,
+            groups={path: number for number, paths in enumerate(groups) for path in paths},
+            findings=tuple(findings),
+            earlier=part.earlier,
+            record_bytes=record_after(part, before, has_labels=has_labels).to_bytes(),
         )
 
     @classmethod
@@ -72,13 +72,13 @@ class Inputs:
         if pictures is not None:
             PictureRecord.from_bytes(pictures, record)  # a damaged one is refused before the training
         return cls(
-            table,
-            split_to_dict(table)["hash"],
-            read_contents(folder / SPLIT),
-            groups_from_file(folder / GROUPS),
-            tuple(read_findings(folder / FINDINGS)),
-            changes_since_run(folder, table),
-            pictures,
+            table=table,
+            hash=split_to_dict(table)["hash"],
+            contents=read_contents(folder / SPLIT),
+            groups=groups_from_file(folder / GROUPS),
+            findings=tuple(read_findings(folder / FINDINGS)),
+            earlier=changes_since_run(folder, table),
+            record_bytes=pictures,
         )
 
     @cached_property

@@ -79,15 +79,17 @@ def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) ->
 
     `weights` and `teacher` are the stored records. If one of them is missing, the result is marked as incomplete.
     """
-    stored = list[tuple[bytes | None, str]]()
+
+    def read(stored: bytes | None, source: str) -> PictureRecord:
+        if stored is None:
+            return make_record([], [], [], is_whole=False)
+        return PictureRecord.from_bytes(stored, source)
+
+    records = []
     if recipe.weights != "none":
-        stored.append((weights, weights_of(recipe)))
+        records.append(read(weights, weights_of(recipe)))
     if recipe.teacher is not None:
-        stored.append((teacher, recipe.teacher))
-    records = [
-        make_record([], [], [], is_whole=False) if record is None else PictureRecord.from_bytes(record, source)
-        for record, source in stored
-    ]
+        records.append(read(teacher, recipe.teacher))
     return reduce(PictureRecord.merge, records) if records else make_record([], [], [], is_whole=True)
 
 

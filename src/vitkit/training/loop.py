@@ -278,7 +278,7 @@ class Loop:
         """
         state, optimizer = self.state, self.state.optimizer
         # The number of images of the step, in this process and in all processes.
-        own_images, all_images = self.data.images_in(first, first + state.recipe.grad_accum - 1)
+        local_images, all_images = self.data.images_in(first, first + state.recipe.grad_accum - 1)
         state.metrics["lr"] = state.lr
         set_learning_rate(optimizer, state.metrics["lr"])
         optimizer.zero_grad()
@@ -297,7 +297,7 @@ class Loop:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         is_finite = state.finite_check.is_finite(norm)
-        self._statistics.finish(own_images, is_finite)
+        self._statistics.finish(local_images, is_finite)
         if not state.finite_check.allows(optimizer, is_finite):
             optimizer.zero_grad()
             state.scaler.update()

@@ -586,8 +586,11 @@ def _check_model_fields(changes: Any) -> dict[str, Any] | None:
 
 def model_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the name and the changed fields of a model to a `[model]` table. TOML has no null, so None is `none`."""
-    plain = {key: "none" if v is None else list(v) if isinstance(v, tuple) else v for key, v in changes.items()}
-    return plain if name is None else {"name": name, **plain}
+    table: dict[str, Any] = {} if name is None else {"name": name}
+    for field, value in changes.items():
+        plain = list(value) if isinstance(value, tuple) else value
+        table[field] = "none" if plain is None else plain
+    return table
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:

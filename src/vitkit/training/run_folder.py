@@ -154,7 +154,7 @@ def check_output_folder(out: str | Path | None, table: ImageTable | None, teache
     if folder.exists() and not folder.is_dir():
         raise VitkitError("training.out-is-file", f"--out {out} is a file; choose a folder that does not exist")
     for what, name in (("teacher", teacher), ("weights", weights)):
-        if name is None or not folder.is_dir() or not Path(name).exists():
+        if name is None or not Path(name).exists():
             continue
         if Path(name).resolve().is_relative_to(folder.resolve()):
             message = f"--out {out} would overwrite the {what} {name}: choose a new name"

@@ -223,7 +223,7 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
     state, device = loop.state, loop.fabric.device
     recipe, (_, devices) = state.recipe, loop.data.process
     images, labels = batch
-    whole, first_count = len(images), min(_FIRST_IMAGES, len(images))
+    batch_images, first_count = len(images), min(_FIRST_IMAGES, len(images))
     batches = min(recipe.grad_accum, loop.data.batches, 2)  # accumulating more gradients takes no more memory
     images_in_step, _ = loop.data.images_in(0, recipe.grad_accum - 1)
 
@@ -237,29 +237,29 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
         take_step(first_count)
     if choose_compile(recipe, len(loop.data.train)):
         loop.compile_steps()
-    held = _bytes_between_steps(state, teacher)
+    base_bytes = _bytes_between_steps(state, teacher)
 
     def measure(count: int) -> tuple[int, float]:
-        state.optimizer.zero_grad()  # `held` has no gradients
-        return _memory_and_time(partial(take_step, count), device, held)
+        state.optimizer.zero_grad()  # `base_bytes` has no gradients
+        return _memory_and_time(partial(take_step, count), device, base_bytes)
 
     notes = _excluded_costs(recipe)
     if devices > 1:
         share = "measured on one device with its share of a batch"
         notes.append(f"{share}; the exchange between {devices} is not included")
     if device.type == "cpu":
-        peak, seconds, cpu_notes = _measure_on_cpu(measure, first_count, whole, held, recipe)
+        peak, seconds, cpu_notes = _measure_on_cpu(measure, first_count, batch_images, base_bytes, recipe)
         notes += cpu_notes
     else:
         if device.type == "cuda":  # compile the step, or find the pieces that fit into memory
-            take_step(whole)
-        peak, seconds = measure(whole)
+            take_step(batch_images)
+        peak, seconds = measure(batch_images)
     size = state.pieces.size
     if size is not None and devices > 1:
         raise TooLittleMemory(
             "training.memory-short",
-            f"{whole} images do not fit into the memory of a device: lower --batch-size (a higher --grad-accum keeps "
-            "the images of a step)",
+            f"{batch_images} images do not fit into the memory of a device: lower --batch-size (a higher "
+            "--grad-accum keeps the images of a step)",
         )
     if size is not None:
         notes.append(f"a batch does not fit into memory at once: {size} images are computed at a time")
@@ -276,7 +276,7 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
         "flops_per_image": round(counter.get_total_flops() / (first_count * batches)),
         "images_in_step": images_in_step,
         "peak_memory": peak,
-        "seconds_per_step": seconds * images_in_step / (whole * batches),
+        "seconds_per_step": seconds * images_in_step / (batch_images * batches),
         "notes": tuple(notes),
     }
 
@@ -290,43 +290,43 @@ def _bytes_between_steps(state: TrainingState, teacher: nn.Module | None) -> int
 
 
 def _measure_on_cpu(
-    measure: Callable[[int], tuple[int, float]], count: int, whole: int, held: int, recipe: Recipe
+    measure: Callable[[int], tuple[int, float]], count: int, batch_images: int, base_bytes: int, recipe: Recipe
 ) -> tuple[int, float, list[str]]:
-    """Return the bytes and the seconds of a step with `whole` images, and a note if they are estimated.
+    """Return the bytes and the seconds of a step with `batch_images` images, and a note if they are estimated.
 
     The operating system ends a process that allocates too much memory. Therefore, the number of images is doubled from
     `count` on, and before each step, the memory of a whole step is extrapolated. If the next step would take long, the
     result is extrapolated, too.
     """
     peak, seconds = measure(count)
-    while count < whole:
+    while count < batch_images:
         last_count, last_peak, last_seconds = count, peak, seconds
-        count = min(2 * count, whole)
+        count = min(2 * count, batch_images)
         peak, seconds = measure(count)
         bytes_per_image = (peak - last_peak) / (count - last_count)
         seconds_per_image = max(seconds - last_seconds, 0.0) / (count - last_count)
-        expected = round(peak + bytes_per_image * (whole - count))
-        free = available_memory() + held
+        expected = round(peak + bytes_per_image * (batch_images - count))
+        free = available_memory() + base_bytes
         if expected >= free:
-            fitting = whole
-            while fitting > 1 and expected - bytes_per_image * (whole - fitting) > 0.8 * free:
+            fitting = batch_images
+            while fitting > 1 and expected - bytes_per_image * (batch_images - fitting) > 0.8 * free:
                 fitting //= 2
             raise VitkitError(
                 "training.memory-short",
-                f"it does not fit: a step with {whole:,} images at a time takes about {expected / 2**30:,.1f} GiB, and "
-                f"{free / 2**30:,.1f} GiB are free; try --batch-size {fitting} "
-                f"--grad-accum {math.ceil(whole * recipe.grad_accum / fitting)}",
+                f"it does not fit: a step with {batch_images:,} images at a time takes about "
+                f"{expected / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free; try --batch-size {fitting} "
+                f"--grad-accum {math.ceil(batch_images * recipe.grad_accum / fitting)}",
             )
-        if count < whole and 2 * seconds > _LONG:
+        if count < batch_images and 2 * seconds > _LONG:
             note = f"memory and time of a step are estimated from steps with {last_count} and {count} images"
-            return expected, seconds + seconds_per_image * (whole - count), [note]
+            return expected, seconds + seconds_per_image * (batch_images - count), [note]
     return peak, seconds, []
 
 
-def _memory_and_time(work: Callable[[], Any], device: torch.device, held: int) -> tuple[int, float]:
+def _memory_and_time(work: Callable[[], Any], device: torch.device, base_bytes: int) -> tuple[int, float]:
     """Return the peak of the bytes that tensors occupy while `work` runs, and its duration in seconds.
 
-    On a CPU, the profiler records only the changes during the work, to which the `held` bytes are added.
+    On a CPU, the profiler records only the changes during the work, to which `base_bytes` are added.
     """
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -341,7 +341,7 @@ def _memory_and_time(work: Callable[[], Any], device: torch.device, held: int) -
         seconds, _ = _timed(work)
     events = record.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    return held + max(accumulate((size for _, size in changes), initial=0)), seconds
+    return base_bytes + max(accumulate((size for _, size in changes), initial=0)), seconds
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:

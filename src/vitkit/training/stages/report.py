@@ -78,8 +78,10 @@ def _explain_mistakes(run: Run, evaluation: Evaluation) -> list[Explained]:
 
 def pictures_for_page(run: Run) -> dict[str, bytes]:
     """Return the pictures for the report, by caption. With a single row of metrics.csv, the curves are left out."""
-    shown = [name for name in PICTURES if name in run.pictures and (name != "Curves" or len(run.metrics.rows) > 1)]
-    return {name: run.pictures[name] for name in shown}
+    pictures = {caption: run.pictures[caption] for caption in PICTURES if caption in run.pictures}
+    if len(run.metrics.rows) <= 1:
+        pictures.pop("Curves", None)
+    return pictures
 
 
 def _facts(run: Run) -> dict[str, str]:

@@ -132,8 +132,10 @@ def _can_train_on_all(run: Run) -> bool:
     recipe = run.recipe
     if recipe.method != "probe" or recipe.folds is not None:
         return False
-    if any(run.source.splits) or {"split", "split_seed"} & run.request.given.keys() or recipe.split_from is not None:
-        return False  # the user has divided the images
+    if any(run.source.splits) or recipe.split_from is not None:
+        return False  # the images are divided already
+    if not run.request.given.keys().isdisjoint(("split", "split_seed")):
+        return False  # the user has stated how to divide them
     if recipe.head_from == "names" or recipe.prior != "data":
         return False
     (part,) = run.parts
