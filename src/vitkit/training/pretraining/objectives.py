@@ -268,15 +268,16 @@ class MaskedPatchPrediction(nn.Module):
                 f"--mask {options.mask:g} corrupts {self.corrupted_count} of {config.patches} patches: at least one "
                 "must be corrupted and one not",
             )
-        if self.side is not None and any(length % self.side for length in config.patch_size):
-            p, q = config.patch_size
-            raise VitkitError(
-                "training.patch-indivisible",
-                f"--target {options.target} divides patches by 4, so their size must be a multiple of 4, not {p}x{q}; "
-                "use --target colour",
-            )
         p, q = config.patch_size
-        outputs = p * q * config.in_channels if self.side is None else self.side**2 * _COLOUR_LEVELS**config.in_channels
+        outputs = p * q * config.in_channels  # the pixels of a patch
+        if self.side is not None:
+            if p % self.side or q % self.side:
+                raise VitkitError(
+                    "training.patch-indivisible",
+                    f"--target {options.target} divides patches by 4, so their size must be a multiple of 4, not "
+                    f"{p}x{q}; use --target colour",
+                )
+            outputs = self.side**2 * _COLOUR_LEVELS**config.in_channels  # a logit of each colour for each cell
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.head = nn.Linear(config.hidden_size, outputs)
         nn.init.normal_(self.mask_token, std=0.02)

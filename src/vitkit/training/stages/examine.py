@@ -19,8 +19,8 @@ def examine_images(run: Run) -> None:
     keep = None if run.photographs is None else run.photographs.add
     diagnosis = run.diagnosis = examine(run.source, preprocess, seek_groups=run.recipe.group_by is None, keep=keep)
     if run.photographs is not None:
-        files, (widths, heights) = diagnosis.table.files(), diagnosis.facts.columns("width", "height")
-        sizes = zip(files, widths, heights, strict=True)
+        widths, heights = diagnosis.facts.columns("width", "height")
+        sizes = zip(diagnosis.table.files(), widths, heights, strict=True)
         run.photographs.sizes = {str(file): (width, height) for file, width, height in sizes}
     if diagnosis.table.classes != run.source.classes:  # a class has no readable image
         run.blueprint, _ = resolve_model(run.recipe, run.fields, diagnosis.table)
