@@ -107,9 +107,9 @@ def prepare_training(
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
         drop_patches(model, recipe.patch_dropout)
 
-    head, head_seconds = model.head, 0.0
-    has_single_head = head is not None and model.head_dist is None
-    if recipe.lp_ft and has_single_head and not has_state(run.folder):
+    head = model.head if model.head_dist is None else None  # a pair of heads is not fitted
+    head_seconds = 0.0
+    if recipe.lp_ft and head is not None and not has_state(run.folder):
         fit = partial(initialise_head, run, classifier, head_images)
         head_seconds, weights = run.team.broadcast_from_main(lambda: (fit(), head.state_dict()))
         head.load_state_dict(weights)

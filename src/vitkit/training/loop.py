@@ -368,11 +368,13 @@ class Loop:
                 labels.append(batch[1])
                 if self.team.size == 1:  # several processes may have different numbers of batches
                     self.interruption.after_step()
-        # The slice drops the extra image of a process that has no share.
-        parts = [torch.cat(tensors).cpu()[: self.data.val_images] for tensors in (outputs, labels)]
+        images = self.data.val_images  # without the extra image of a process that has no share
+        all_outputs = torch.cat(outputs).cpu()[:images]
+        all_labels = torch.cat(labels).cpu()[:images]
         if not self.objective.evaluates_shares:
-            parts = [self.data.combine_shares(self.team.gather(part)) for part in parts]
-        self.state.metrics.update(self.objective.validation_figures(*parts, self.team))
+            all_outputs = self.data.combine_shares(self.team.gather(all_outputs))
+            all_labels = self.data.combine_shares(self.team.gather(all_labels))
+        self.state.metrics.update(self.objective.validation_figures(all_outputs, all_labels, self.team))
 
     def _notify_before_saving(self, hook: str) -> None:
         # Before a checkpoint is written, find out which steps were skipped.

@@ -244,10 +244,11 @@ def choose_head(
         if best is None:
             best = fitted
             continue
-        assert fitted.val_loss is not None and best.val_loss is not None
-        if fitted.val_loss < best.val_loss:
+        loss, best_loss = fitted.val_loss, best.val_loss
+        assert loss is not None and best_loss is not None
+        if loss < best_loss:
             best = fitted
-        elif fitted.val_loss > _STOP_RATIO * best.val_loss:
+        elif loss > _STOP_RATIO * best_loss:
             break
     assert best is not None
     return best

@@ -311,24 +311,24 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
             raise VitkitError("training.field-repeated", message)
         if self.ema and self.swa:
             raise VitkitError("training.averages-twice", "ema and swa both average the weights; choose one")
-        message = None
+        conflict = None
         has_names = self.head_from == "names"
         if self.split_from is not None and self.folds is not None:
-            message = "split_from keeps the split of a run, but folds make their own splits; leave out one of them"
+            conflict = "split_from keeps the split of a run, but folds make their own splits; leave out one of them"
         elif self.swa and self.time:
-            message = "swa needs the number of epochs, which is unknown with a time budget; leave out swa or time"
+            conflict = "swa needs the number of epochs, which is unknown with a time budget; leave out swa or time"
         elif has_names and self.lp_ft:
-            conflict = "lp_ft fits it to photographs: leave out one of them"
-            message = f"head_from 'names' makes the head from the class names, but {conflict}"
+            reason = "lp_ft fits it to photographs: leave out one of them"
+            conflict = f"head_from 'names' makes the head from the class names, but {reason}"
         elif has_names and self.weights == "none":
-            conflict = "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
-            message = f"head_from 'names' makes the head from the class names, but {conflict}"
+            reason = "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
+            conflict = f"head_from 'names' makes the head from the class names, but {reason}"
         elif self.method == "lora" and self.weights == "none":
-            message = "method lora adapts pretrained weights; set --weights, or use --method scratch"
+            conflict = "method lora adapts pretrained weights; set --weights, or use --method scratch"
         elif self.method == "scratch" and self.weights not in ("auto", "none"):
-            message = f"method scratch starts without weights; leave out --weights {self.weights}"
-        if message is not None:
-            raise VitkitError("training.fields-conflict", message)
+            conflict = f"method scratch starts without weights; leave out --weights {self.weights}"
+        if conflict is not None:
+            raise VitkitError("training.fields-conflict", conflict)
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
