@@ -11,8 +11,8 @@ labels before (`ImageTable.earlier`), because a test with the new labels would f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from vitkit.data.table import (
     UNLABELLED,
     EarlierLabel,
     ImageTable,
+    Row,
     Task,
     normal_form,
     without_invisible,
@@ -96,42 +97,20 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
         VitkitError: a label names several classes in a single-label table; nothing remains; or the label file is a list
             of suspected label errors that nobody has edited.
     """
-    # Apply the rows of the file in their order.
+    task = _task_with(table, labels)
+    edited = _apply(table, labels, task, PathFinder(table.root, table.paths), may_add=may_add)
     before = [table.cell_of(i) for i in range(len(table))]
-    after, finder = list(before), PathFinder(table.root, table.paths)
-    spellings, task = {normal_form(name): name for name in table.classes}, _task_with(table, labels)
-    added, lost = dict[str, str](), dict[str, None]()  # the labels of added pictures by path; paths without a picture
-    mentioned: dict[int, set[str]] = {}  # for each image: its first previous label, and all of its labels in the file
-    last = dict[int, str]()  # for each image: the last label that did not leave it out
-    proposed = dict[str, EarlierLabel]()  # by path: the label before the first proposal of a model
-    for edit, label, images in _edits_with_images(table, labels, finder, spellings, task):
-        for i in images:
-            mentioned.setdefault(i, {edit.previous}).add(label)
-            if edit.proposed_by:
-                old = edit.previous if edit.previous in table.classes else after[i]
-                proposed.setdefault(table.paths[i], EarlierLabel(table.paths[i], old, edit.proposed_by))
-            if after[i] != EXCLUDED:
-                last[i] = after[i]
-            after[i] = label
-        if images:
-            continue
-        if may_add and (path := finder.find_unlisted(edit.path)) is not None:
-            added[path] = label
-            if edit.proposed_by:
-                proposed.setdefault(path, EarlierLabel(path, UNLABELLED, edit.proposed_by))
-        elif may_add or label != EXCLUDED:  # a run's table does not contain the pictures that it left out
-            lost[edit.path] = None
+    after = edited.labels
 
-    # An added picture gets the split of its folder, if all images of the folder have the same split.
-    splits_of_folder: dict[str, set[str | None]] = {}
-    for path, split in zip(table.paths, table.splits, strict=True):
-        if "/" in path:
-            splits_of_folder.setdefault(path.split("/")[0], set()).add(split)
-    split_of = {folder: splits.pop() for folder, splits in splits_of_folder.items() if len(splits) == 1}
-    added = {path: label for path, label in added.items() if label != EXCLUDED}
-    outside = [path for path in added if not split_of.get(path.split("/")[0])] if any(table.splits) else []
-    for path in outside:
-        del added[path]
+    # An added picture gets the split of its folder. In a table with splits, other pictures cannot be added.
+    added = {path: label for path, label in edited.added.items() if label != EXCLUDED}
+    split_of_folder = _splits_of_folders(table)
+    split_of_added = {path: split_of_folder.get(path.split("/")[0]) for path in added}
+    outside: list[str] = []
+    if any(table.splits):
+        outside = [path for path, split in split_of_added.items() if split is None]
+        for path in outside:
+            del added[path]
     if labels.has_suspects and not added and after == before:
         raise VitkitError(
             "data.labels-unchanged",
@@ -139,92 +118,62 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
             f"column label (an empty one leaves the picture out), or inspect them first: vitkit doctor {labels.name}",
         )
 
-    # Build a table of the remaining images and the added ones, with the classes that are left.
-    rows = [(table.paths[i], label, table.splits[i]) for i, label in enumerate(after)]
-    rows += [(path, label, split_of.get(path.split("/")[0])) for path, label in added.items()]
-    rows = [row for row in rows if row[1] not in (EXCLUDED, UNLABELLED)]
-    if not rows:
-        raise VitkitError(
-            "data.images-missing",
-            f"{table.name}: the label file leaves out every picture, or gives none of them a class",
-        )
-    names_of_labels = [task.names_in(label) for _, label, _ in rows]
-    classes = tuple(sorted({name for names in names_of_labels for name in names}))
-    number = {name: i for i, name in enumerate(classes)}
-    sets, numbers = task.encode([tuple(sorted(number[name] for name in names)) for names in names_of_labels])
-    changed = replace(
-        table,
-        classes=classes,
-        paths=tuple(path for path, _, _ in rows),
-        labels=numbers,
-        splits=tuple(split for _, _, split in rows),
-        sets=sets,
-        empty=tuple(name for name in table.empty if name not in classes),
-    )
+    rows: list[Row] = list(zip(table.paths, after, table.splits, strict=True))
+    rows += [(path, label, split_of_added[path]) for path, label in added.items()]
+    changed = _with_rows(table, rows, task)
 
     # The labels before the first proposals, with the current names of their classes, and those of earlier label files.
-    pairs = ((old, new) for path, old, new in zip(table.paths, before, after, strict=True) if path not in proposed)
-    new_name = renamed_classes(pairs, changed)
-    earlier = {path: item._replace(before=new_name.get(item.before, item.before)) for path, item in proposed.items()}
-    earlier |= {item.path: item for item in table.earlier}
-    label_of = dict(zip(table.paths, after, strict=True)) | added
-    earlier = {path: item for path, item in earlier.items() if label_of.get(path) != item.before}
+    labels_without_proposal = [
+        (old, new) for path, old, new in zip(table.paths, before, after, strict=True) if path not in edited.proposed
+    ]
+    new_name = renamed_classes(labels_without_proposal, changed)
+    earlier = {
+        path: item._replace(before=new_name.get(item.before, item.before)) for path, item in edited.proposed.items()
+    }
+    earlier.update({item.path: item for item in table.earlier})
+    current = dict(zip(table.paths, after, strict=True)) | added
+    earlier = {path: item for path, item in earlier.items() if item.before != current.get(path)}
+    new_proposals = earlier.keys() - {item.path for item in table.earlier}
 
     # Describe what the user should know.
-    stale = [table.paths[i] for i, names in mentioned.items() if not names & {"", UNLABELLED, before[i]}]
-    new_proposals = len(earlier.keys() - {item.path for item in table.earlier})
     name = public_path(labels.name)
-    notes = _describe(name, table, changed, list(zip(before, after, strict=True)), len(added), new_proposals, stale)
-    unmatched = _describe_lost(name, table, lost)
+    notes = [
+        _describe_changes(name, zip(before, after, strict=True), added=len(added), proposed=len(new_proposals)),
+        *_describe_classes(name, table, changed),
+    ]
+    if unlabelled := after.count(UNLABELLED):
+        pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
+        notes.append(f"{pictures} left out")
+    stale = [table.paths[i] for i, edits in edited.edits.items() if _is_stale(edits, before[i])]
+    if stale:
+        notes.append(
+            f"{plural(len(stale), 'picture is', 'pictures are')} in another class of the data than when {name} was "
+            f"written; the labels of {name} are used: {listed(stale)}"
+        )
+    unmatched = _describe_unmatched(name, table, edited.unmatched)
     if outside:
         pictures = plural(len(outside), "picture", "pictures")
         because = f"because {'it lies' if len(outside) == 1 else 'they lie'} outside the folders of the data's splits"
         unmatched.append(f"{pictures} of {name} left out, {because}: {listed(outside)}")
-    left_out = [(table.paths[i], last[i], table.splits[i]) for i in last if after[i] == EXCLUDED]
+
+    left_out = list(table.left_out)
+    for i, edits in edited.edits.items():
+        if after[i] == EXCLUDED:
+            last_label = before[i]
+            for edit in edits:
+                if edit.label != EXCLUDED:
+                    last_label = edit.label
+            left_out.append((table.paths[i], last_label, table.splits[i]))
     return replace(
         changed,
-        left_out=(*table.left_out, *left_out),
+        left_out=tuple(left_out),
         earlier=tuple(earlier.values()),
         corrections=(*table.corrections, *notes),
         unmatched=(*table.unmatched, *unmatched),
     )
 
 
-def _describe(
-    name: str,
-    table: ImageTable,
-    changed: ImageTable,
-    labels: Sequence[tuple[str, str]],
-    added: int,
-    proposed: int,
-    stale: Sequence[str],
-) -> Iterator[str]:
-    """Yield sentences about the effect of a label file.
-
-    `labels` are the labels of each image before and after. `added` and `proposed` are numbers of images, and `stale`
-    the paths of images whose class in the data has changed since the label file was written.
-    """
-    changes = Counter(
-        "left out" if new == EXCLUDED else "labelled" if old == UNLABELLED else "with another label"
-        for old, new in labels
-        if old != new
-    )
-    if added:
-        changes["added"] = added
-    counts = ", ".join(f"{plural(count, 'picture', 'pictures')} {change}" for change, count in changes.items())
-    yield f"{name}: {counts or 'changes no label'}{f' ({proposed} proposed by a model)' if proposed else ''}"
-    old_classes, new_classes = set(table.classes) - {UNLABELLED}, set(changed.classes)
-    if gained := sorted(new_classes - old_classes):
-        yield f"{name} adds the {'class' if len(gained) == 1 else 'classes'} {listed(gained, 10)}"
-    if emptied := sorted(old_classes - new_classes):
-        yield f"{name} leaves no picture in the {'class' if len(emptied) == 1 else 'classes'} {listed(emptied, 10)}"
-    if unlabelled := sum(label == UNLABELLED for _, label in labels):
-        yield f"{plural(unlabelled, 'picture without a label yet is', 'pictures without a label yet are')} left out"
-    if stale:
-        yield (
-            f"{plural(len(stale), 'picture is', 'pictures are')} in another class of the data than when {name} was "
-            f"written; the labels of {name} are used: {listed(stale)}"
-        )
+# --- The steps of a correction -------------------------------------------------------------------------------
 
 
 def _task_with(table: ImageTable, labels: LabelFile) -> Task:
@@ -234,34 +183,144 @@ def _task_with(table: ImageTable, labels: LabelFile) -> Task:
     return table.task
 
 
-def _edits_with_images(
-    table: ImageTable, labels: LabelFile, finder: PathFinder, spellings: dict[str, str], task: Task
-) -> Iterator[tuple[Edit, str, Sequence[int]]]:
-    """Yield each row of a label file, its label in the spelling of the table, and the indices of its images.
+@dataclass
+class _EditedLabels:
+    """The labels of images after all rows of a label file have been applied."""
+
+    labels: list[str]  # of each image of the table; `EXCLUDED` if it is left out
+    edits: dict[int, list[Edit]] = field(default_factory=dict)  # the rows of each image of the table that has any
+    added: dict[str, str] = field(default_factory=dict)  # by path: the labels of pictures that are not in the table
+    proposed: dict[str, EarlierLabel] = field(default_factory=dict)  # by path: the label before the first proposal
+    unmatched: list[str] = field(default_factory=list)  # the paths of rows that match no picture
+
+
+def _apply(
+    table: ImageTable, labels: LabelFile, task: Task, finder: PathFinder, *, may_add: bool = True
+) -> _EditedLabels:
+    """Apply the rows of a label file in their order. `finder` finds the images of the table by path."""
+    result = _EditedLabels([table.cell_of(i) for i in range(len(table))])
+    for edit in _edits_in_spelling_of(table, labels, task):
+        images = finder.find(edit.path)
+        for i in images:
+            path, current = table.paths[i], result.labels[i]
+            if edit.proposed_by:
+                old = edit.previous if edit.previous in table.classes else current
+                result.proposed.setdefault(path, EarlierLabel(path, old, edit.proposed_by))
+            result.labels[i] = edit.label
+            result.edits.setdefault(i, []).append(edit)
+        if images:
+            continue
+        unlisted = finder.find_unlisted(edit.path) if may_add else None
+        if unlisted is not None:
+            result.added[unlisted] = edit.label
+            if edit.proposed_by:
+                result.proposed.setdefault(unlisted, EarlierLabel(unlisted, UNLABELLED, edit.proposed_by))
+        elif may_add or edit.label != EXCLUDED:  # a run's table does not contain the pictures that it left out
+            result.unmatched.append(edit.path)
+    result.unmatched = list(dict.fromkeys(result.unmatched))
+    return result
+
+
+def _edits_in_spelling_of(table: ImageTable, labels: LabelFile, task: Task) -> Iterator[Edit]:
+    """Yield the rows of a label file, with class names in the spelling of the table.
 
     Class names that look the same denote the same class. They may differ because accents are encoded differently, as in
-    folder names on macOS, or because text copied from a web page contains zero-width spaces. `spellings` has the name
-    of each class by its normal form; new classes are added to it.
+    folder names on macOS, or because text copied from a web page contains zero-width spaces.
     """
+    spellings = {normal_form(name): name for name in table.classes}
     for line, edit in zip(labels.lines, labels.edits, strict=True):
-        label = edit.label if edit.label in table.classes else without_invisible(edit.label).strip()
-        if label not in (EXCLUDED, *table.classes):  # a class of the table may contain a separator
+        if edit.label in table.classes:  # even if it contains a separator
+            yield edit
+            continue
+        label = without_invisible(edit.label).strip()
+        if label not in (EXCLUDED, *table.classes):
             if task.refuses(label):
                 raise VitkitError(
                     "data.label-several-classes",
                     f"{labels.name}, line {line}: {label!r} has several classes, but the pictures of {table.name} have "
                     "one each; to allow several, list the pictures in a CSV whose label column is named 'labels'",
                 )
-            label = task.label_of(spellings.setdefault(normal_form(part), part) for part in task.names_in(label))
-        yield edit, label, finder.find(edit.path)
+            # A name that is new to the table counts as a class from here on.
+            label = task.label_of(spellings.setdefault(normal_form(name), name) for name in task.names_in(label))
+        yield edit._replace(label=label)
 
 
-def _describe_lost(name: str, table: ImageTable, lost: Collection[str]) -> list[str]:
-    if not lost:
+def _splits_of_folders(table: ImageTable) -> dict[str, str | None]:
+    """Return the split of each outermost folder whose images all have the same split."""
+    splits_in: dict[str, set[str | None]] = {}
+    for path, split in zip(table.paths, table.splits, strict=True):
+        folder, slash, _ = path.partition("/")
+        if slash:
+            splits_in.setdefault(folder, set()).add(split)
+    return {folder: splits.pop() for folder, splits in splits_in.items() if len(splits) == 1}
+
+
+def _with_rows(table: ImageTable, rows: Sequence[Row], task: Task) -> ImageTable:
+    """Return the table with other rows. Those without a label are dropped, and classes without a picture, too."""
+    rows = [(path, label, split) for path, label, split in rows if label not in (EXCLUDED, UNLABELLED)]
+    if not rows:
+        raise VitkitError(
+            "data.images-missing",
+            f"{table.name}: the label file leaves out every picture, or gives none of them a class",
+        )
+    paths, labels, splits = zip(*rows, strict=True)
+    names_of_images = [task.names_in(label) for label in labels]
+    classes = tuple(sorted({name for names in names_of_images for name in names}))
+    number = {name: i for i, name in enumerate(classes)}
+    sets, encoded = task.encode([tuple(sorted(number[name] for name in names)) for names in names_of_images])
+    return replace(
+        table,
+        classes=classes,
+        paths=paths,
+        labels=encoded,
+        splits=splits,
+        sets=sets,
+        empty=tuple(name for name in table.empty if name not in classes),
+    )
+
+
+def _is_stale(edits: Sequence[Edit], label: str) -> bool:
+    """Return whether an image got its `label` in the data after its rows of the label file were written."""
+    known = {edits[0].previous, *(edit.label for edit in edits)}
+    return known.isdisjoint(("", UNLABELLED, label))
+
+
+# --- Descriptions for users ----------------------------------------------------------------------------------
+
+
+def _describe_changes(name: str, labels: Iterable[tuple[str, str]], *, added: int, proposed: int) -> str:
+    """Count the changes of a label file. `labels` are the labels of each image before and after."""
+    changes = Counter[str]()
+    for old, new in labels:
+        if old == new:
+            continue
+        if new == EXCLUDED:
+            changes["left out"] += 1
+        elif old == UNLABELLED:
+            changes["labelled"] += 1
+        else:
+            changes["with another label"] += 1
+    if added:
+        changes["added"] = added
+    counts = ", ".join(f"{plural(count, 'picture', 'pictures')} {change}" for change, count in changes.items())
+    note = f" ({proposed} proposed by a model)" if proposed else ""
+    return f"{name}: {counts or 'changes no label'}{note}"
+
+
+def _describe_classes(name: str, table: ImageTable, changed: ImageTable) -> Iterator[str]:
+    old_classes, new_classes = set(table.classes) - {UNLABELLED}, set(changed.classes)
+    if gained := sorted(new_classes - old_classes):
+        yield f"{name} adds the {'class' if len(gained) == 1 else 'classes'} {listed(gained, 10)}"
+    if emptied := sorted(old_classes - new_classes):
+        yield f"{name} leaves no picture in the {'class' if len(emptied) == 1 else 'classes'} {listed(emptied, 10)}"
+
+
+def _describe_unmatched(name: str, table: ImageTable, unmatched: Sequence[str]) -> list[str]:
+    if not unmatched:
         return []
-    path, match, change = ("path", "matches", "changes") if len(lost) == 1 else ("paths", "match", "change")
-    effect = f"{len(lost)} {path} of {name} {match} no picture of {table.name}, and {change} nothing"
-    return [f"{effect}: {listed(list(lost))}; paths must be relative to the data's folder, or absolute"]
+    path, match, change = ("path", "matches", "changes") if len(unmatched) == 1 else ("paths", "match", "change")
+    effect = f"{len(unmatched)} {path} of {name} {match} no picture of {table.name}, and {change} nothing"
+    return [f"{effect}: {listed(unmatched)}; paths must be relative to the data's folder, or absolute"]
 
 
 # --- Corrections one by one ----------------------------------------------------------------------------------
@@ -272,13 +331,13 @@ class CurrentLabels:
 
     Attributes:
         labels: the current label of each image, written as in a label file; `EXCLUDED` if the image is left out.
-        lost: the paths in the label file (as keys) that match no image of the table and no file in the data's folder.
+        unmatched: the paths in the label file that match no image of the table and no file in the data's folder.
     """
 
     def __init__(self, table: ImageTable) -> None:
-        self._table, self._finder = table, PathFinder(table.root, table.paths)
-        self.labels = [table.cell_of(i) for i in range(len(table))]
-        self.lost: dict[str, None] = {}
+        self._table = table
+        self._finder = PathFinder(table.root, table.paths)
+        self.take(LabelFile(""))
 
     def take(self, file: LabelFile) -> None:
         """Apply the rows of a label file, in place of those of the last call.
@@ -286,16 +345,9 @@ class CurrentLabels:
         Raises:
             VitkitError: a label names several classes in a single-label table.
         """
-        table = self._table
-        labels, lost = [table.cell_of(i) for i in range(len(table))], dict[str, None]()
-        spellings, task = {normal_form(name): name for name in table.classes}, _task_with(table, file)
-        for edit, label, images in _edits_with_images(table, file, self._finder, spellings, task):
-            for i in images:
-                labels[i] = label
-            if not images and self._finder.find_unlisted(edit.path) is None:
-                lost[edit.path] = None
-        self.labels, self.lost = labels, lost
+        edited = _apply(self._table, file, _task_with(self._table, file), self._finder)
+        self.labels, self.unmatched = edited.labels, edited.unmatched
 
     def describe_lost(self, name: str) -> list[str]:
         """Describe the rows of the label file that match no picture."""
-        return _describe_lost(name, self._table, self.lost)
+        return _describe_unmatched(name, self._table, self.unmatched)

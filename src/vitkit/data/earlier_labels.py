@@ -102,43 +102,41 @@ def compare_with_runs(
             Otherwise, the run was tested on a different data set.
     """
     now = {path: table.cell_of(i) for i, path in enumerate(table.paths)}
-    proposed = {item.path: item._replace(digest=digests.get(item.path, "")) for item in table.earlier}
     present = set(digests.values())
-    earlier, missing = dict[str, EarlierLabel](), dict[str, MissingTestImage]()
+    earlier: dict[str, EarlierLabel] = {}  # by path
+    missing: dict[str, MissingTestImage] = {}  # by digest
+    proposed = {item.path: item._replace(digest=digests.get(item.path, "")) for item in table.earlier}
     for run in runs:
-        images, contents, changes = split_from_file(run / SPLIT), read_contents(run / SPLIT), read_changes(run)
-        labels_of: dict[str, set[str]] = {}  # by digest; copies of a file may have different labels
-        for i, path in enumerate(images.paths):
-            if path in contents:
-                labels_of.setdefault(contents[path], set()).add(images.cell_of(i))
-        # By digest: the label of a file in the run, or the even earlier label that the run stored.
-        labels_then = {
-            digest: EarlierLabel("", next(iter(labels)), run.name, digest)
-            for digest, labels in labels_of.items()
-            if len(labels) == 1
-        }
-        labels_then |= {item.digest: item for item in changes.changed if item.digest and item.before != UNLABELLED}
-        compared = [
-            (path, labels_then[digest]) for path, digest in digests.items() if path in now and digest in labels_then
-        ]
+        run_table, contents, changes = split_from_file(run / SPLIT), read_contents(run / SPLIT), read_changes(run)
         stored = {item.digest: item.before for item in changes.changed}
-        # Classes may have been renamed since the run. The labels of other images differ for another reason.
-        pairs = [
-            (item.before, now[path]) for path, item in compared if path not in proposed and item.digest not in stored
+        labels_in_run = _labels_in_run(run.name, run_table, contents, changes)
+        compared = {
+            path: labels_in_run[digest] for path, digest in digests.items() if path in now and digest in labels_in_run
+        }
+
+        # Classes may have been renamed since the run. Labels that somebody changed do not show the new names.
+        unchanged_since = [
+            (item.before, now[path])
+            for path, item in compared.items()
+            if path not in proposed and item.digest not in stored
         ]
-        new_name = renamed_classes(pairs, table)
-        same = sum(new_name.get(item.before, item.before) == now[path] for path, item in compared)
-        if not set(images.classes) & set(table.classes) and 4 * same < 3 * len(compared):
+        new_name = renamed_classes(unchanged_since, table)
+        labels_then = {path: new_name.get(item.before, item.before) for path, item in compared.items()}
+        same = sum(label == now[path] for path, label in labels_then.items())
+        has_common_class = not set(run_table.classes).isdisjoint(table.classes)
+        if not has_common_class and 4 * same < 3 * len(compared):
             continue  # the run has other classes for another purpose, such as colours instead of species
-        for path, item in compared:
-            label = new_name.get(item.before, item.before)
-            if stored.get(item.digest) == UNLABELLED and label == now[path]:
-                label = UNLABELLED
-            earlier.setdefault(path, item._replace(path=path, before=label))
+
+        for path, label in labels_then.items():
+            item = compared[path]
+            is_proposal = stored.get(item.digest) == UNLABELLED and label == now[path]  # nobody has changed it since
+            earlier.setdefault(path, item._replace(path=path, before=UNLABELLED if is_proposal else label))
+
         tests = _test_images_of_run(run, contents, changes, table.task)
         trained = set(contents.values()) - tests.keys()
         tested_now = [digests[path] for path in tested if path in digests and digests[path] not in trained]
-        if tested_now and 2 * sum(digest in tests for digest in tested_now) >= len(tested_now):
+        tested_again = sum(digest in tests for digest in tested_now)
+        if tested_now and 2 * tested_again >= len(tested_now):
             for digest, test in tests.items():
                 if digest not in present:
                     missing.setdefault(digest, test._replace(label=new_name.get(test.label, test.label)))
@@ -147,15 +145,34 @@ def compare_with_runs(
     return ChangesSinceRuns(tuple(changed), tuple(missing.values()))
 
 
+def _labels_in_run(
+    run: str, table: ImageTable, contents: Mapping[str, str], changes: ChangesSinceRuns
+) -> dict[str, EarlierLabel]:
+    """Return, by digest, the label of each file in a run, or the even earlier label that the run stored."""
+    labels_of: dict[str, set[str]] = {}
+    for i, path in enumerate(table.paths):
+        if path in contents:
+            labels_of.setdefault(contents[path], set()).add(table.cell_of(i))
+    result: dict[str, EarlierLabel] = {}
+    for digest, labels in labels_of.items():
+        if len(labels) == 1:  # copies of a file may have different labels
+            result[digest] = EarlierLabel("", labels.pop(), run, digest)
+    for item in changes.changed:
+        if item.digest and item.before != UNLABELLED:
+            result[item.digest] = item
+    return result
+
+
 def renamed_classes(pairs: Iterable[tuple[str, str]], table: ImageTable) -> dict[str, str]:
     """Return the new label for each label with classes that do not exist any more: the one of most of its images.
 
     `pairs` are the earlier and the current label of each image, and `table` has the current classes.
     """
+    classes = set(table.classes)
     votes: dict[str, Counter[str]] = {}
     for (old, new), count in Counter(pairs).items():
-        still_exists = set(table.task.names_in(old)) <= set(table.classes)
-        if old and new and UNLABELLED not in (old, new) and not still_exists:
+        has_labels = old and new and UNLABELLED not in (old, new)  # an image that is left out has the label ""
+        if has_labels and not classes.issuperset(table.task.names_in(old)):
             votes.setdefault(old, Counter())[new] += count
     return {old: counts.most_common(1)[0][0] for old, counts in votes.items()}
 
@@ -185,12 +202,14 @@ def _test_images_of_run(
         return tests
     try:
         evaluation = from_json(read_text(run / EVALUATION)) if (run / EVALUATION).is_file() else {}
-        seen = set((evaluation.get("seen") or {"paths": ()})["paths"])
+        seen = evaluation.get("seen")  # absent or null if there are no such images
+        trained_before = set(seen["paths"]) if seen else set()
         for row in csv.DictReader(io.StringIO(read_text(run / PREDICTIONS))):
             path, label, predicted = (restored(row[name]) for name in ("path", "label", "predicted"))
-            if path in contents and path not in seen:
-                item = MissingTestImage(contents[path], label or task.no_class, predicted or task.no_class, run.name)
-                tests[contents[path]] = item
+            if path in contents and path not in trained_before:
+                tests[contents[path]] = MissingTestImage(
+                    contents[path], label or task.no_class, predicted or task.no_class, run.name
+                )
     except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
         raise VitkitError(
             "data.run-damaged", f"the predictions of {run} are damaged ({error}): restore the run, or evaluate it"
