@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -46,16 +46,21 @@ def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
     one data set have the same remaining words. Return None if the name contains no split, or several.
     """
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[^\W\d_])(?=\d)", " ", name)
-    words = list(filter(None, re.split(r"[\W_]+", spaced.lower())))
-    for i, word in enumerate(words):
-        shortened = [word.removesuffix(filler) for filler in _FILLERS]
-        words[i] = next((short for short in shortened if short in _WORDS), word)  # `trainset` becomes `train`
+    words = [_without_filler(word) for word in re.split(r"[\W_]+", spaced.lower()) if word]
     splits = [_WORDS[word] for word in words if word in _WORDS]
     if splits == ["train", "val"]:
         splits = ["train"]  # as in `train_val`: images for training, of which some may be taken for validation
     if len(splits) != 1:
         return None
     return splits[0], tuple(word for word in words if word not in _WORDS and word not in _FILLERS)
+
+
+def _without_filler(word: str) -> str:
+    """Return `train` for `trainset`, and other words unchanged."""
+    for filler in _FILLERS:
+        if (shortened := word.removesuffix(filler)) in _WORDS:
+            return shortened
+    return word
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,8 @@ def read_folder_tree(path: Path, overlooked: SearchLog, above: tuple[str, ...] =
         return Folder(path, has_images=False, folders=())
     folders, files, _ = scan_folder(str(path), overlooked, above[0] if above else real)
     has_images = any(why_ignored(name) is None for name in files)
-    return Folder(
-        path, has_images, tuple(read_folder_tree(path / child, overlooked, (*above, real)) for child in folders)
-    )
+    children = tuple(read_folder_tree(path / child, overlooked, (*above, real)) for child in folders)
+    return Folder(path, has_images, children)
 
 
 def subfolders_with_images(folder: Folder) -> Iterator[Folder]:
@@ -201,21 +205,23 @@ def read_layout(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
     """
     if layout == "classes":
         return _as_classes(top, top)
-    inner = top = replace(top, folders=tuple(map(_without_filler_folders, top.folders)))
+    top = replace(top, folders=tuple(map(_without_filler_folders, top.folders)))
+    inner = top
     while not inner.has_images and len(inner.folders) == 1:  # skip folders that contain nothing but another folder
         (only,) = inner.folders
-        if only.has_images or not only.folders_with_images or split_of_folder(only.name) is not None:
+        if not only.has_images_only_below or split_of_folder(only.name) is not None:
             break
         inner = only
-    result = _as_splits(name, top, inner, layout)
-    if result is None and layout == "splits":
+    as_splits = _as_splits(name, top, inner, layout)
+    if as_splits is not None:
+        return as_splits
+    if layout == "splits":
         raise VitkitError(
             "data.splits-missing",
             f"{name} has no split folders with class folders in them: expected train/, val/ or test/",
         )
-    if result is None:
-        _refuse_ambiguous(name, top, inner)
-    return result or _as_classes(top, inner)
+    _refuse_ambiguous(name, top, inner)
+    return _as_classes(top, inner)
 
 
 def _without_filler_folders(folder: Folder) -> Folder:
@@ -252,8 +258,9 @@ def _refuse_ambiguous(name: str, top: Folder, folder: Folder) -> None:
                 f"{name}: {folders} look like {what}{detail}; put class folders into each of train/, val/ and test/, "
                 "or use --layout classes if these folders are classes",
             )
-    if (found := _folders_with_same_subfolders(folder)) is not None:
-        outer, shared = found
+    alike = _folders_with_same_subfolders(folder)
+    if alike is not None:
+        outer, shared = alike
         raise VitkitError(
             "data.layout-ambiguous",
             f"{name}: it is not clear what the classes are, as {_names(top, outer)} have folders of the same names "
@@ -276,14 +283,15 @@ def _folders_with_same_subfolders(folder: Folder) -> tuple[list[Folder], list[st
     Such folders are probably splits, folds or sites rather than classes.
     """
     outer = [child for child in folder.folders_with_images if child.has_images_only_below]
-    direct = [{inner.name.casefold() for inner in child.folders_with_images} for child in outer]
-    leaves = [{inner.name.casefold() for inner in subfolders_with_images(child) if inner.has_images} for child in outer]
-    for names_of_folders in (direct, leaves):
-        counts = Counter(name for names in names_of_folders for name in names)
+    direct = [child.folders_with_images for child in outer]
+    innermost = [[inner for inner in subfolders_with_images(child) if inner.has_images] for child in outer]
+    for subfolders in (direct, innermost):
+        names = [{inner.name.casefold() for inner in inners} for inners in subfolders]  # for each outer folder
+        counts = Counter(chain.from_iterable(names))
         shared = {name for name, count in counts.items() if count > 1}
         if shared and 2 * len(shared) >= len(counts):
-            found = [child for child, names in zip(outer, names_of_folders, strict=True) if names & shared]
-            return found, sorted(shared)
+            similar = [child for child, names_in_child in zip(outer, names, strict=True) if names_in_child & shared]
+            return similar, sorted(shared)
     return None
 
 
@@ -292,49 +300,74 @@ def _folders_with_same_subfolders(folder: Folder) -> tuple[list[Folder], list[st
 
 def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) -> FolderLayout | None:
     """Return the layout `split/class/image`; None if the folders do not have it."""
-    by_words = group_split_folders(folder).values()
-    groups = list(filter(None, ([item for item in splits if item.has_classes] for splits in by_words)))
-    if not groups:
+    splits = _find_split_folders(name, top, folder)
+    if not splits:
         return None
-    candidates = [splits for splits in groups if has_train_and_another(splits)] or groups
-    folders = [item for splits in groups for item in splits]
-    if len(candidates) > 1 or sum(item.split == "train" for item in folders) > 1:
-        raise VitkitError(
-            "data.layout-ambiguous",
-            f"{name}: {_names(top, [item.outer for item in folders])} could each be a split; keep at most one each of "
-            "train/, val/ and test/, or use --layout classes if these folders are classes",
-        )
-    eval_split = "val" if any(item.split == "test" for item in candidates[0]) else "test"  # the meaning of `eval`
-    splits = [replace(item, split=eval_split) if item.split == "eval" else item for item in candidates[0]]
-    taken = {item.outer.path for item in splits}
-    others = [child for child in folder.folders_with_images if child.path not in taken]
-    if len(splits) == 1 and others and requested == "auto" and _is_class(name, top, folder, splits[0], others):
+    split_paths = {item.outer.path for item in splits}
+    others = [child for child in folder.folders_with_images if child.path not in split_paths]
+    if requested == "auto" and len(splits) == 1 and _is_class(name, top, folder, splits[0], others):
         return None
-    # If every split contains only a folder of the same name, as in train/images and test/images, the classes are in it.
-    while all(item.inner.has_images_only_below and len(item.inner.folders) == 1 for item in splits):
-        only = [item.inner.folders[0] for item in splits]
-        if len({child.name.casefold() for child in only}) > 1 or not all(child.has_images_only_below for child in only):
-            break
-        splits = [replace(item, inner=child) for item, child in zip(splits, only, strict=True)]
-    splits.sort(key=lambda item: _ORDER.index(item.split))
+    splits = _enter_common_folders(splits)
     _check_splits(name, top, splits, requested)
     where = ", ".join(f"{item.split} in {relative_name(top, item.inner)}" for item in splits)
     rest = f"; left out: {_names(top, others)}" if others else ""
-    inside_splits = [path for item in splits for path in folders_between(item.outer, item.inner)]
+    between = list(folders_between(top, folder))
+    for item in splits:
+        between += folders_between(item.outer, item.inner)
     return FolderLayout(
         classes=tuple(
             ClassFolder(child.path, child.name, item.split)
             for item in sorted(splits, key=lambda item: item.outer.path)
             for child in item.inner.folders
         ),
-        between=(*folders_between(top, folder), *inside_splits),
-        left_out=tuple(child.path for child in folder.folders if child.path not in taken),
+        between=tuple(between),
+        left_out=tuple(child.path for child in folder.folders if child.path not in split_paths),
         text=f"folders read as splits: {where}{rest}",
     )
 
 
+def _find_split_folders(name: str, top: Folder, folder: Folder) -> list[SplitFolder]:
+    """Return the subfolders that are named like splits and contain class folders, ordered by split.
+
+    Raises:
+        VitkitError: there are several sets of such folders.
+    """
+    groups: list[list[SplitFolder]] = []
+    for group in group_split_folders(folder).values():
+        with_classes = [item for item in group if item.has_classes]
+        if with_classes:
+            groups.append(with_classes)
+    if not groups:
+        return []
+    folders = [item for group in groups for item in group]
+    candidates = [group for group in groups if has_train_and_another(group)] or groups
+    if len(candidates) > 1 or sum(item.split == "train" for item in folders) > 1:
+        raise VitkitError(
+            "data.layout-ambiguous",
+            f"{name}: {_names(top, [item.outer for item in folders])} could each be a split; keep at most one each of "
+            "train/, val/ and test/, or use --layout classes if these folders are classes",
+        )
+    (splits,) = candidates
+    eval_split = "val" if any(item.split == "test" for item in splits) else "test"  # the meaning of `eval`
+    splits = [replace(item, split=eval_split) if item.split == "eval" else item for item in splits]
+    return sorted(splits, key=lambda item: _ORDER.index(item.split))
+
+
+def _enter_common_folders(splits: list[SplitFolder]) -> list[SplitFolder]:
+    """Enter the folder that every split contains alone, as in train/images and test/images, at any depth."""
+    while all(item.inner.has_images_only_below and len(item.inner.folders) == 1 for item in splits):
+        children = [item.inner.folders[0] for item in splits]
+        names = {child.name.casefold() for child in children}
+        if len(names) > 1 or not all(child.has_images_only_below for child in children):
+            break  # these are classes
+        splits = [replace(item, inner=child) for item, child in zip(splits, children, strict=True)]
+    return splits
+
+
 def _is_class(name: str, top: Folder, folder: Folder, split_folder: SplitFolder, others: Sequence[Folder]) -> bool:
     """Return whether `split_folder`, which is named like a split, is a class beside the folders `others`."""
+    if not others:
+        return False
     if split_folder.outer.has_images:
         return True
     are_unlabelled = all(
@@ -365,31 +398,36 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], request
     for split in splits:
         _refuse_ambiguous(name, top, split.inner)
     names = {child.name for split in splits for child in split.inner.folders_with_images}
-    like_splits = {child: found for child in names if (found := split_of_folder(child)) is not None}
-    if len(set(like_splits.values())) > 1:
+    like_splits = [child for child in names if split_of_folder(child) is not None]
+    if len({split_of_folder(child) for child in like_splits}) > 1:
         raise VitkitError(
             "data.layout-ambiguous",
             f"{name}: {listed(sorted(like_splits))} lie inside splits, but look like splits themselves; {_OVERRIDE}",
         )
+
+    # The classes of the first split should be those of the others.
     first_split, *rest = splits
+    first_folder = relative_name(top, first_split.inner)
     known = {child.name for child in first_split.inner.folders_with_images}
     known_by_spelling = {_spelling(class_name): class_name for class_name in known}
     for split in rest:
+        folder = relative_name(top, split.inner)
         classes = {child.name for child in split.inner.folders_with_images}
-        for new in sorted(classes - known):
-            if (old := known_by_spelling.get(_spelling(new))) is not None:
-                pair = [f"{relative_name(top, first_split.inner)}{old}", f"{relative_name(top, split.inner)}{new}"]
-                if old.casefold() != new.casefold():  # they may look the same, so show their code points
-                    pair = list(map(ascii, pair))
+        for class_name in sorted(classes - known):
+            similar = known_by_spelling.get(_spelling(class_name))
+            if similar is not None:
+                first, second = f"{first_folder}{similar}", f"{folder}{class_name}"
+                if similar.casefold() != class_name.casefold():  # they may look the same, so show their code points
+                    first, second = ascii(first), ascii(second)
                 raise VitkitError(
                     "data.classes-alike",
-                    f"{name}: {pair[0]} and {pair[1]} differ only in spelling, but would be two classes; rename one",
+                    f"{name}: {first} and {second} differ only in spelling, but would be two classes; rename one",
                 )
         if not known & classes:
             raise VitkitError(
                 "data.layout-ambiguous",
-                f"{name}: no folder of {relative_name(top, split.inner)} ({listed(sorted(classes))}) is a class of "
-                f"{relative_name(top, first_split.inner)} ({listed(sorted(known))}); {_OVERRIDE}",
+                f"{name}: no folder of {folder} ({listed(sorted(classes))}) is a class of {first_folder} "
+                f"({listed(sorted(known))}); {_OVERRIDE}",
             )
 
 
@@ -425,10 +463,12 @@ def table_of_layout(
     ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)
     if not rows:
         loose = sum(is_file and why_ignored(child) is None for child, is_file in entries(root))
-        hint = f" ({loose} images lie in the folder itself)" if loose else ""
-        hint = "".join(f"; {line}" for line in overlooked.lines(root)) or hint
         if (RECIPE, True) in entries(root):
             hint = "; this is a run, not a folder of photographs"
+        elif lines := overlooked.lines(root):
+            hint = "".join(f"; {line}" for line in lines)
+        else:
+            hint = f" ({loose} images lie in the folder itself)" if loose else ""
         raise VitkitError(
             "data.images-missing", f"{name} has no images: expected one sub-folder per class with images in it{hint}"
         )

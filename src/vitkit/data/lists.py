@@ -8,8 +8,9 @@ classes in another way than by `;`, are refused. The table of a list names every
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from vitkit.data.labels import TITLES, CsvRows, read_rows
 from vitkit.data.layout import LayoutName, split_of_folder
@@ -34,54 +35,45 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     """
     rows = _read_rows(name, file)
     splits = _read_splits(name, rows)
-    rest = [column for column in rows.columns if column not in ("path", "label", "split")]
-    by_title = {re.sub(r"[\W_]+", "", column.lower()): column for column in reversed(rest)}  # the first of each title
-    group_column = next((by_title[title] for title in _GROUP_TITLES if title in by_title), None)
-    rest = [column for column in rest if column != group_column]
-    names, is_multi, note = _read_labels(name, rows, rest)
-    names = [sorted(set(names_of_row)) for names_of_row in names]
-    classes = tuple(sorted({label for names_of_row in names for label in names_of_row}))
+    columns = [column for column in rows.columns if column not in ("path", "label", "split")]
+    group_column = _find_group_column(columns)
+    if group_column is not None:
+        columns.remove(group_column)
+    has_label_column = "label" in rows.columns
+    labels = _read_label_column(name, rows) if has_label_column else _read_class_columns(name, rows, columns)
+    names_of_images = [sorted(set(names)) for names in labels.names]
+    classes = tuple(sorted({class_name for names in names_of_images for class_name in names}))
     if not classes:
         raise VitkitError("data.classes-missing", f"{name} contains no classes: every label is empty")
+    paths = _read_paths(name, rows)
+    groups = {} if group_column is None else _read_groups(name, rows, paths, group_column)
+    joined = [JOINT.join(names) for names in names_of_images]
+    refuse_lookalikes(name, classes, zip(paths, joined, splits, strict=True))
 
-    paths, groups = [], {}
-    for line, cells in rows.rows:
-        path = _cell(cells, "path")
-        paths.append(path)
-        if not path:
-            raise VitkitError("data.path-empty", f"{name}, line {line}: path is empty")
-        if "\0" in path:
-            raise VitkitError("data.null-byte", f"{name}, line {line}: paths must not contain a null byte: {path!r}")
-        if group_column is not None and (group := _cell(cells, group_column)):
-            groups[path] = group
-    if len(groups) == len(set(paths)) > 1 and len(set(groups.values())) == 1:
-        raise VitkitError(
-            "data.groups-all-one",
-            f"{name}: all rows have the same {group_column}, so the images cannot be split: remove this column",
-        )
-    refuse_lookalikes(name, classes, [(path, JOINT.join(own), None) for path, own in zip(paths, names, strict=True)])
-
-    overlooked = ""
-    if rest and "label" in rows.columns:  # without a column label, each of the other columns is a class
-        unread = listed([column or "(without a title)" for column in rest], 20)
-        overlooked = f"{plural(len(rest), 'column is', 'columns are')} not read: {unread}"
-    notes = [note, f"images with the same {group_column!r} stay in one split" if groups else ""]
+    notes = [labels.note] if labels.note else []
+    if groups:
+        notes.append(f"images with the same {group_column!r} stay in one split")
+    overlooked = []
+    if columns and has_label_column:
+        unread = listed([column or "(without a title)" for column in columns], 20)
+        overlooked.append(f"{plural(len(columns), 'column is', 'columns are')} not read: {unread}")
     root = file.parent.resolve()
-    number = {label: i for i, label in enumerate(classes)}
-    task = MULTI_LABEL if is_multi else SINGLE_LABEL
-    sets, labels = task.encode([tuple(number[label] for label in names_of_row) for names_of_row in names])
+    folders = {(root / path).parent for path in paths}
+    number = {class_name: i for i, class_name in enumerate(classes)}
+    task = MULTI_LABEL if labels.is_multi else SINGLE_LABEL
+    sets, encoded = task.encode([tuple(number[class_name] for class_name in names) for names in names_of_images])
     return ImageTable(
-        name,
-        root,
-        classes,
-        tuple(paths),
-        labels,
-        tuple(splits),
+        name=name,
+        root=root,
+        classes=classes,
+        paths=tuple(paths),
+        labels=encoded,
+        splits=tuple(splits),
         sets=sets,
-        folders=tuple({parent.resolve() for parent in {(root / path).parent for path in paths}}),
+        folders=tuple({folder.resolve() for folder in folders}),
         groups=groups,
-        layout="; ".join(filter(None, notes)),
-        overlooked=(overlooked,) if overlooked else (),
+        layout="; ".join(notes),
+        overlooked=tuple(overlooked),
     )
 
 
@@ -102,8 +94,41 @@ def _read_rows(name: str, file: Path) -> CsvRows:
     return rows
 
 
-def _cell(cells: Mapping[str, str], column: str) -> str:
-    return restored(cells.get(column, "").strip())
+def _cells(rows: CsvRows, column: str) -> list[str]:
+    """Return the cells of a column; a cell is empty if its row is too short."""
+    return [restored(cells.get(column, "").strip()) for _, cells in rows.rows]
+
+
+def _read_paths(name: str, rows: CsvRows) -> list[str]:
+    paths = _cells(rows, "path")
+    for (line, _), path in zip(rows.rows, paths, strict=True):
+        if not path:
+            raise VitkitError("data.path-empty", f"{name}, line {line}: path is empty")
+        if "\0" in path:
+            raise VitkitError("data.null-byte", f"{name}, line {line}: paths must not contain a null byte: {path!r}")
+    return paths
+
+
+# --- Groups and splits ---------------------------------------------------------------------------------------
+
+
+def _find_group_column(columns: Sequence[str]) -> str | None:
+    for title in _GROUP_TITLES:
+        for column in columns:
+            if re.sub(r"[\W_]+", "", column.lower()) == title:
+                return column
+    return None
+
+
+def _read_groups(name: str, rows: CsvRows, paths: Sequence[str], column: str) -> dict[str, str]:
+    groups = {path: group for path, group in zip(paths, _cells(rows, column), strict=True) if group}
+    images = len(set(paths))
+    if images > 1 and len(groups) == images and len(set(groups.values())) == 1:
+        raise VitkitError(
+            "data.groups-all-one",
+            f"{name}: all rows have the same {column}, so the images cannot be split: remove this column",
+        )
+    return groups
 
 
 _CLEAR_TITLES = frozenset(  # titles, without spaces and underscores, of columns that contain only splits
@@ -122,96 +147,121 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalpha, text.lower()))
 
 
+def _split_in_cell(word: str) -> str | None:
+    split, other_words = split_of_folder(word) or (None, ())
+    return _SHORT_WORDS.get(_letters(word)) if split is None or other_words else split
+
+
 def _may_tell_splits(title: str, words: set[str]) -> bool:
     """Return whether a column may contain splits, by its title and the different words in its cells."""
     if not 0 < len(words) < _MAX_WORDS:
         return False
-    split_of: dict[str, str] = {}
-    for word in words:
-        split, other_words = split_of_folder(word) or (None, ())
-        if split is None or other_words:
-            split = _SHORT_WORDS.get(_letters(word))
-        if split is not None:
-            split_of[word] = split
     letters = _letters(title)
-    if "split" in letters or letters in _CLEAR_TITLES or len(set(split_of.values())) > 1:
+    if "split" in letters or letters in _CLEAR_TITLES:
         return True
-    if letters in _VAGUE_TITLES and len(split_of) == len(words):
+    splits = {_split_in_cell(word) for word in words}
+    if len(splits - {None}) > 1:
         return True
-    split, other_words = split_of_folder(title) or (None, ())  # such as train and the word `is`, in is_train
+    if letters in _VAGUE_TITLES and None not in splits:
+        return True
+    # Columns of yes and no, such as is_train, which is the split train and the word `is`.
+    split, other_words = split_of_folder(title) or (None, ())
     are_flags = _YES_NO.issuperset(word.lower() for word in words)
     return split is not None and are_flags and {"is", "in", "for", "used"}.issuperset(other_words)
 
 
 def _read_splits(name: str, rows: CsvRows) -> list[str | None]:
     """Return the splits in the column split; without one, refuse a column that seems to tell the splits."""
-    if "split" not in rows.columns or not any(_cell(cells, "split") for _, cells in rows.rows):
-        for column in [title for title in rows.columns if title not in ("path", "label", "split")]:
-            words = {_cell(cells, column) for _, cells in rows.rows} - {""}
-            if _may_tell_splits(column, words):
+    words = _cells(rows, "split")
+    if not any(words):
+        for column in rows.columns:
+            if column in ("path", "label", "split"):
+                continue
+            if _may_tell_splits(column, set(_cells(rows, column)) - {""}):
                 raise VitkitError(
                     "data.column-ambiguous",
                     f"{name}: the column {column!r} may tell the splits: write train, val or test into a column called "
                     "split, and rename this one if it does not tell them",
                 )
-        return [None] * len(rows.rows)
-    words_of_rows = [_cell(cells, "split") for _, cells in rows.rows]
+        return [None] * len(words)
     split_of: dict[str, str | None] = {"": None}
-    for word in dict.fromkeys(filter(None, words_of_rows)):
-        split_of[word], other_words = split_of_folder(word) or (None, ())
-        if split_of[word] is None or other_words:
-            line, _ = rows.rows[words_of_rows.index(word)]
+    for (line, _), word in zip(rows.rows, words, strict=True):
+        if word in split_of:
+            continue
+        split, other_words = split_of_folder(word) or (None, ())
+        if split is None or other_words:
             raise VitkitError(
                 "data.split-invalid", f"{name}, line {line}: split must be train, val or test, not {word!r}"
             )
-    splits = [split_of[word] for word in words_of_rows]
-    if 0 < (without := splits.count(None)) < len(splits):
+        split_of[word] = split
+    splits = [split_of[word] for word in words]
+    if None in splits:
         raise VitkitError(
             "data.split-missing",
-            f"{name}: {without} of {len(splits)} rows have no split; give it to all of them or to none",
+            f"{name}: {splits.count(None)} of {len(splits)} rows have no split; give it to all of them or to none",
         )
     eval_split = "val" if "test" in splits else "test"  # the meaning of the word `eval`
     return [eval_split if split == "eval" else split for split in splits]
 
 
-def _read_labels(name: str, rows: CsvRows, rest: Sequence[str]) -> tuple[Sequence[Sequence[str]], bool, str]:
-    """Read the column label, or else the columns of 0 and 1 for each class.
+# --- Labels --------------------------------------------------------------------------------------------------
 
-    Return the names of the classes of each image, whether an image may have several, and a note for users.
-    """
-    if "label" not in rows.columns:
-        flags = [[_cell(cells, column) for column in rest] for _, cells in rows.rows]
-        if len(rest) < 2 or not {flag for row in flags for flag in row} <= {"0", "1", "0.0", "1.0"}:
-            raise VitkitError(
-                "data.columns-missing",
-                f"{name} needs the columns {_EXPECTED}; it has: {', '.join(rows.titles):.200}",
-            )
-        names = [[column for column, flag in zip(rest, row, strict=True) if flag.startswith("1")] for row in flags]
-        note = f"labels read from {len(rest)} columns of 0 and 1: {listed(rest, 20)}"
-        return names, any(len(row) != 1 for row in names), note
-    is_declared = any(title.lower() == "labels" for title in rows.titles)
-    cells = [_cell(row, "label") for _, row in rows.rows]
-    filled = [cell for cell in cells if cell]
-    are_enclosed = bool(filled) and all(cell[:1] + cell[-1:] in ("()", "{}") for cell in filled)
-    for (line, _), cell in zip(rows.rows, cells, strict=True):
-        if (are_enclosed and cell) or cell[:1] + cell[-1:] == "[]" or cell.startswith(("('", '("', "{'", '{"')):
-            raise VitkitError(
-                "data.label-invalid",
-                f"{name}, line {line}: the label {cell!r:.80} is written as a list: join names by {JOINT!r}, as in "
-                "cat;dog",
-            )
+
+class _Labels(NamedTuple):
+    names: list[list[str]]  # the class names of each image
+    is_multi: bool  # whether an image may have several classes
+    note: str  # for users; may be empty
+
+
+def _read_class_columns(name: str, rows: CsvRows, columns: Sequence[str]) -> _Labels:
+    """Read a column of 0 and 1 for each class."""
+    names: list[list[str]] = [[] for _ in rows.rows]
+    is_valid = len(columns) >= 2
+    for column in columns:
+        for names_of_image, flag in zip(names, _cells(rows, column), strict=True):
+            is_valid &= flag in ("0", "1", "0.0", "1.0")
+            if flag.startswith("1"):
+                names_of_image.append(column)
+    if not is_valid:
+        raise VitkitError(
+            "data.columns-missing", f"{name} needs the columns {_EXPECTED}; it has: {', '.join(rows.titles):.200}"
+        )
+    note = f"labels read from {len(columns)} columns of 0 and 1: {listed(columns, 20)}"
+    return _Labels(names, any(len(names_of_image) != 1 for names_of_image in names), note)
+
+
+def _read_label_column(name: str, rows: CsvRows) -> _Labels:
+    cells = _cells(rows, "label")
+    _refuse_written_lists(name, rows, cells)
     names = [MULTI_LABEL.names_in(cell) for cell in cells]
-    is_multi = is_declared or any(len(set(row)) > 1 for row in names)
+    is_declared = any(title.lower() == "labels" for title in rows.titles)
+    is_multi = is_declared or any(len(set(names_of_image)) > 1 for names_of_image in names)
     if not is_multi:
         if "" in cells:
             line, _ = rows.rows[cells.index("")]
             raise VitkitError("data.label-missing", f"{name}, line {line}: label is empty")
         names = [[cell] for cell in cells]
-    labels = {label for row in names for label in row}
-    _refuse_other_marks(name, labels, is_declared=is_declared, is_joined=any(len(row) > 1 for row in names))
-    suspicious = sorted(label for label in labels if label.lower() in _NO_LABEL_WORDS)
+    classes = {class_name for names_of_image in names for class_name in names_of_image}
+    is_joined = any(len(names_of_image) > 1 for names_of_image in names)
+    _refuse_other_marks(name, classes, is_declared=is_declared, is_joined=is_joined)
+    suspicious = sorted(class_name for class_name in classes if class_name.lower() in _NO_LABEL_WORDS)
     note = f"{suspicious[0]!r} is read as a class: remove the rows without a label" if suspicious else ""
-    return names, is_multi, note
+    return _Labels(names, is_multi, note)
+
+
+def _refuse_written_lists(name: str, rows: CsvRows, cells: Sequence[str]) -> None:
+    """Raise VitkitError for labels such as `['cat', 'dog']`."""
+    ends = [cell[:1] + cell[-1:] for cell in cells]
+    brackets = {"[]"}
+    if set(ends) <= {"", "()", "{}"}:  # a single name in brackets may be a class, but hardly all names are
+        brackets |= {"()", "{}"}
+    for (line, _), cell, end in zip(rows.rows, cells, ends, strict=True):
+        if end in brackets or cell.startswith(("('", '("', "{'", '{"')):
+            raise VitkitError(
+                "data.label-invalid",
+                f"{name}, line {line}: the label {cell!r:.80} is written as a list: join names by {JOINT!r}, as in "
+                "cat;dog",
+            )
 
 
 def _refuse_other_marks(name: str, labels: set[str], *, is_declared: bool, is_joined: bool) -> None:
@@ -222,12 +272,18 @@ def _refuse_other_marks(name: str, labels: set[str], *, is_declared: bool, is_jo
     """
     for mark in "|," if is_joined else _MARKS:
         parts = {label: [part.strip() for part in label.split(mark) if part.strip()] for label in labels}
-        joined = sorted(label for label in labels if len(parts[label]) > 1)
-        of_labels = [label for label in joined if labels.issuperset(parts[label])]
-        is_usual = mark == "|" or (mark == "," and is_declared)  # such marks rarely occur in names
-        is_certain = bool(joined) and of_labels == joined
-        if is_certain or (of_labels and mark in "|,/+&") or (joined and is_usual and not is_joined):
-            example = (of_labels or joined)[0]
+        with_mark = sorted(label for label in labels if len(parts[label]) > 1)
+        if not with_mark:
+            continue
+        of_other_labels = [label for label in with_mark if labels.issuperset(parts[label])]
+        if of_other_labels == with_mark:
+            is_refused = True
+        elif of_other_labels:
+            is_refused = mark in "|,/+&"
+        else:  # these marks rarely occur in names
+            is_refused = not is_joined and (mark == "|" or (mark == "," and is_declared))
+        if is_refused:
+            example = (of_other_labels or with_mark)[0]
             raise VitkitError(
                 "data.label-invalid",
                 f"{name}: the label {example!r} may join several by {mark!r}: join several classes by {JOINT!r}, as in "
