@@ -108,22 +108,24 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     path = Path(file)
     with exclusive(path, wait=_WAIT):
         content = _content_of(path)
-        now, last_rows = datetime.now(UTC), (content or b"")[-(2**16) :]
-        # Rows with the same time are undone together, so choose a time that no other rows have.
-        while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in last_rows:
+        last_rows = (content or b"")[-(2**16) :]
+        now = datetime.now(UTC)
+        while _time_of(now).encode() in last_rows:  # rows with the same time would be undone together
             now += timedelta(microseconds=1)
-        added = tuple(edit._replace(when=edit.when or when) for edit in edits)
+        added = tuple(edit._replace(when=edit.when or _time_of(now)) for edit in edits)
         text = _checked_text_of(path, added)
-        if content is not None and (
-            content.startswith(_HEADER)
-            and content.endswith(b"\n")
-            and content.count(b'"') % 2 == 0  # the last row is complete
-        ):
-            new_content = content + text
+        if content is None:
+            new_content = _HEADER + text
+        elif content.startswith(_HEADER) and content.endswith(b"\n") and content.count(b'"') % 2 == 0:
+            new_content = content + text  # the last row is complete
         else:
             new_content = _HEADER + _checked_text_of(path, (*_editable(path, content).edits, *added))
         write_bytes(path.resolve(), new_content)  # a link stays one
         return added
+
+
+def _time_of(now: datetime) -> str:
+    return now.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def undo_edits(file: str | Path, may: Callable[[Edit], bool] = lambda _: True) -> tuple[Edit, ...]:
@@ -147,17 +149,19 @@ def undo_edits(file: str | Path, may: Callable[[Edit], bool] = lambda _: True) -
             end -= 1
         if not end:
             return ()
-        when = edits[end - 1].when  # rows without a time, written by hand, are removed one by one
         start = end - 1
-        while when and start > 0 and edits[start - 1].when == when and may(edits[start - 1]):
-            start -= 1
-        text = _text_of(edits[start:end])
+        when = edits[start].when
+        if when:  # rows without a time, written by hand, are removed one by one
+            while start > 0 and edits[start - 1].when == when and may(edits[start - 1]):
+                start -= 1
+        removed = edits[start:end]
+        text = _text_of(removed)
         if end == len(edits) and content.endswith(text) and len(content) >= len(_HEADER) + len(text):
             new_content = content.removesuffix(text)
         else:
             new_content = _HEADER + _checked_text_of(path, (*edits[:start], *edits[end:]))
         write_bytes(path.resolve(), new_content)
-        return edits[start:end]
+        return removed
 
 
 def _content_of(path: Path) -> bytes | None:
@@ -172,9 +176,9 @@ def _content_of(path: Path) -> bytes | None:
         ) from error
 
 
-def _editable(path: Path, content: bytes | None) -> LabelFile:
+def _editable(path: Path, content: bytes) -> LabelFile:
     """Parse the content of a label file that is about to be changed. Raise VitkitError for a list of suspects."""
-    labels = LabelFile(str(path)) if content is None else _parse(str(path), content)
+    labels = _parse(str(path), content)
     if labels.has_suspects:
         raise VitkitError(
             "data.labels-read-only",
@@ -209,9 +213,10 @@ def _parse(name: str, content: bytes) -> LabelFile:
     # File names on Linux need not be UTF-8, and keep their bytes. `_parse_row` refuses labels that are not UTF-8.
     table = read_rows(name, content, _TITLES, ("path", "label"), expected, errors="surrogateescape")
     has_suspects = {"suggested", "score"} <= set(table.columns)
-    allowed = {*Edit._fields, *(("suggested", "score", "chance") if has_suspects else ())}
+    allowed = {*Edit._fields, *COLUMNS} if has_suspects else {*Edit._fields}
     # Another kind of list may have columns such as split or prediction, without which its labels would be wrong.
-    if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
+    other = [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]
+    if other:
         raise VitkitError(
             "data.columns-unexpected",
             f"{name} has the column{'s' * (len(other) > 1)} {', '.join(map(repr, other))}, but a label file has "
@@ -339,13 +344,14 @@ def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
     older row is itself the source of the suspected label.
     """
     known_to_run = Counter(labels_so_far(run / LABELS).edits)  # the run's copy of the label file
-    last: dict[str, tuple[Edit, bool]] = {}  # the last row of each image, and whether it is new
+    decisions: dict[str, Edit | None] = {}  # the last row of each image, or None if it is no decision
     for edit in labels.edits:
         is_new = not known_to_run[edit]
         if not is_new:
             known_to_run[edit] -= 1
-        last[edit.path] = edit, is_new
-    return {path: edit for path, (edit, is_new) in last.items() if is_new or edit.label == edit.previous != EXCLUDED}
+        is_confirmation = edit.label != EXCLUDED and edit.label == edit.previous
+        decisions[edit.path] = edit if is_new or is_confirmation else None
+    return {path: edit for path, edit in decisions.items() if edit is not None}
 
 
 class PathFinder:
@@ -370,7 +376,7 @@ class PathFinder:
         If there is none, surrounding spaces are removed, and then paths are compared after resolving the symbolic links
         in their folders and composing accents (NFC), in which operating systems differ.
         """
-        for spelling in dict.fromkeys((path, path.strip())):
+        for spelling in (path, path.strip()):
             if matches := self._by_path.get(self._absolute(spelling)):
                 return matches
         if self._by_real_path is None:
@@ -381,7 +387,7 @@ class PathFinder:
 
     def find_unlisted(self, path: str) -> str | None:
         """Return the relative path of an image file that exists in the folder, but is not in `paths`; None without."""
-        for spelling in dict.fromkeys((path, path.strip())):
+        for spelling in (path, path.strip()):
             file = Path(self._real_path(self._absolute(spelling), is_composed=False))
             if file.suffix.lower() in SUFFIXES and file.is_relative_to(self._root) and image_exists(file):
                 return file.relative_to(self._root).as_posix()
@@ -438,12 +444,14 @@ def read_rows(
     refuse_encoding(name, content)
     # Spreadsheets write a byte order mark.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors=errors, newline="")
-    line, lines = 1, list[tuple[int, list[str]]]()
+    lines: list[tuple[int, list[str]]] = []
+    line = 1
     try:
         header = text.readline()
         delimiter = max(",;\t", key=header.count)
         all_titles = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
-        reader, line = csv.reader(text, delimiter=delimiter, strict=True), 2
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        line = 2
         for cells in reader:
             if any(cells):
                 lines.append((line, cells))
@@ -461,33 +469,48 @@ def read_rows(
     columns = [known.get(title.lower(), title) for title in titles]
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
         raise VitkitError("data.columns-missing", f"{name} needs the columns {expected}; it has: {header.strip():.200}")
-    # If a quote is not closed, the rows below it become part of its cell: look for cells with lines that are rows.
+    _refuse_open_quotes(name, lines, columns, delimiter)
+    _refuse_further_cells(name, lines, columns, has_untitled_columns=len(titles) < len(all_titles))
+    rows = tuple((line, dict(zip(columns, cells, strict=False))) for line, cells in lines)
+    return CsvRows(tuple(titles), tuple(columns), rows)
+
+
+def _refuse_open_quotes(
+    name: str, lines: Iterable[tuple[int, list[str]]], columns: Sequence[str], delimiter: str
+) -> None:
+    """Raise VitkitError if a cell contains rows: those below a quote that is not closed become part of its cell."""
+    path_column = columns.index("path")
     for line, cells in lines:
-        if "\n" not in (joined := "".join(cells)) and "\r" not in joined:
+        joined = "".join(cells)
+        if "\n" not in joined and "\r" not in joined:
             continue
         for text_line in (part for cell in cells for part in cell.splitlines()[1:]):
             inner = text_line.split(delimiter)
-            is_row = len(inner) >= len(columns) and (
-                Path(inner[columns.index("path")].strip(' "')).suffix.lower() in SUFFIXES
-            )
+            is_row = len(inner) >= len(columns) and Path(inner[path_column].strip(' "')).suffix.lower() in SUFFIXES
             if is_row or len(cells) < len(columns):
                 raise VitkitError(
                     "data.csv-quote", f"{name}, line {line}: a quote is not closed, so its cell contains the rows below"
                 )
+
+
+def _refuse_further_cells(
+    name: str, lines: Iterable[tuple[int, list[str]]], columns: Sequence[str], *, has_untitled_columns: bool
+) -> None:
+    """Raise VitkitError if a row has text beyond its last column, which may be a further class."""
     for line, cells in lines:
-        beyond = [cell for cell in cells[len(columns) :] if cell]
-        if len(titles) == len(all_titles) and beyond:  # further cells may be classes, which would be lost
+        further = [cell for cell in cells[len(columns) :] if cell]
+        if not further:
+            continue
+        if not has_untitled_columns:
             counts = f"{len(cells)} cells for {len(columns)} columns"
             raise VitkitError(
                 "data.cells-too-many", f'{name}, line {line}: {counts}; put several classes between quotes: "cat;dog"'
             )
-        if text_beyond := [cell for cell in beyond if cell.strip()]:
-            raise VitkitError(
-                "data.cells-too-many",
-                f"{name}, line {line}: {text_beyond[0]!r} is in a column without a title: give it one",
-            )
-    rows = tuple((line, dict(zip(columns, row, strict=False))) for line, row in lines)
-    return CsvRows(tuple(titles), tuple(columns), rows)
+        for cell in further:
+            if cell.strip():
+                raise VitkitError(
+                    "data.cells-too-many", f"{name}, line {line}: {cell!r} is in a column without a title: give it one"
+                )
 
 
 def refuse_encoding(name: str, data: bytes) -> None:
