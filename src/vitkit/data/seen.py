@@ -136,8 +136,9 @@ class PictureRecord:
         names = tuple(dict.fromkeys((*later.names, *self.names)))
         number = {name: i for i, name in enumerate(names)}
         new_number = np.array([number[name] for name in self.names], np.int32)
-        old, new, rest_with_thumbnails = self, later, rest
-        if not (self.has_thumbnails and later.has_thumbnails):
+        if self.has_thumbnails and later.has_thumbnails:
+            old, new, rest_with_thumbnails = self, later, rest
+        else:
             old, new, rest_with_thumbnails = self.without_thumbnails(), later.without_thumbnails(), []
         is_kept = np.repeat(np.isin(np.arange(len(old.counts)), rest_with_thumbnails), old.counts)  # for each keypoint
         return PictureRecord(
@@ -401,15 +402,20 @@ def find_overlap(
             copy_roles[i].add(role)
             kinds[i] = min(kind, kinds[i] or kind, key=get_args(Kind).index)  # the one that `Kind` lists first
             roles[i] = highest_role(role, roles[i])
-    labels: dict[bytes, set[str]] = {}  # the labels in the record, by digest
+    labels_of: dict[bytes, set[str]] = {}  # the labels in the record, by digest
     for j, digest in enumerate(record.digests):
-        labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
-    relabelled = frozenset(
-        i
-        for i, digest in enumerate(digests)
-        if digest in labels and not labels[digest] & {table.name_of(i), UNLABELLED}
+        labels_of.setdefault(digest.tobytes(), set()).add(record.label_of(j))
+    relabelled = set()
+    for i, digest in enumerate(digests):
+        if digest in labels_of and labels_of[digest].isdisjoint((table.name_of(i), UNLABELLED)):
+            relabelled.add(i)
+    return Overlap(
+        roles=tuple(roles),
+        kinds=tuple(kinds),
+        copy_roles=tuple(map(frozenset, copy_roles)),
+        relabelled=frozenset(relabelled),
+        looked_for=looked_for,
     )
-    return Overlap(tuple(roles), tuple(kinds), tuple(map(frozenset, copy_roles)), relabelled, looked_for)
 
 
 def search_readable_images(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overlap]:
@@ -453,8 +459,10 @@ def inherit_splits(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | 
     """
     states = []  # whether the file of an image is in the record
     for i, kind in enumerate(overlap.kinds):
-        in_record = "relabelled" if i in overlap.relabelled else "same label"
-        states.append(in_record if kind == "exact" else "new")
+        if kind != "exact":
+            states.append("new")
+        else:
+            states.append("relabelled" if i in overlap.relabelled else "same label")
     roles_of: dict[tuple[str, int], set[str]] = {}  # the roles of the copies of a group's images, by state and group
     for state, group, roles in zip(states, groups, overlap.copy_roles, strict=True):
         roles_of.setdefault((state, group), set()).update(roles)

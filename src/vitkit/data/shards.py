@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -115,21 +116,22 @@ class ShardIndex:
                 raise ValueError(f"its format is {stored['format']!r}, not {_FORMAT!r}")
             if stored["version"] != VERSION:
                 raise ValueError(f"its version is {stored['version']!r}, and this vitkit reads version {VERSION}")
-            images, is_multi = stored["images"], stored["task"] == "multi"
+            images = stored["images"]
+            is_multi = stored["task"] == "multi"
             index = cls(
-                str(stored["plan"]),
-                "multi" if is_multi else "single",
-                tuple(stored["classes"]),
-                tuple(Shard(**shard) for shard in stored["shards"]),
-                tuple(images["key"]),
-                tuple(tuple(numbers) if is_multi else (numbers,) for numbers in images["class"]),
-                array("q", images["shard"]),
-                array("q", images["offset"]),
-                array("q", images["length"]),
-                array("q", images["crc32"]),
-                tuple(OmittedImage(**image) for image in stored["left_out"]),
-                tuple(EarlierLabel(**item) for item in stored["proposals"]),
-                dict(stored.get("groups", {})),
+                plan=str(stored["plan"]),
+                task="multi" if is_multi else "single",
+                classes=tuple(stored["classes"]),
+                shards=tuple(Shard(**shard) for shard in stored["shards"]),
+                keys=tuple(images["key"]),
+                classes_of=tuple(tuple(numbers) if is_multi else (numbers,) for numbers in images["class"]),
+                shard_of=array("q", images["shard"]),
+                offsets=array("q", images["offset"]),
+                lengths=array("q", images["length"]),
+                checksums=array("q", images["crc32"]),
+                left_out=tuple(OmittedImage(**image) for image in stored["left_out"]),
+                earlier=tuple(EarlierLabel(**item) for item in stored["proposals"]),
+                groups=dict(stored.get("groups", {})),
             )
             index._check()
         except KeyError as error:
@@ -147,10 +149,12 @@ class ShardIndex:
             raise ValueError("its keys are not text, or not unique")
         if not all(isinstance(name, str) for name in (*self.classes, *self.groups.values())):
             raise ValueError("the name of a class or group is not text")
-        if len(set(self.classes)) < len(self.classes) or any(len(set(own)) < len(own) for own in self.classes_of):
-            raise ValueError("it lists a class twice")
-        if not all(type(k) is int and 0 <= k < len(self.classes) for numbers in self.classes_of for k in numbers):
-            raise ValueError("it lists an image of a class that does not exist")
+        for values in (self.classes, *self.classes_of):
+            if len(set(values)) < len(values):
+                raise ValueError("it lists a class twice")
+        for number in chain.from_iterable(self.classes_of):
+            if type(number) is not int or not 0 <= number < len(self.classes):
+                raise ValueError("it lists an image of a class that does not exist")
         for shard in self.shards:
             if not _SHARD.fullmatch(shard.name) or shard.split not in (None, "train", "val", "test"):
                 raise ValueError("it lists a shard with an invalid name or split")
@@ -158,7 +162,8 @@ class ShardIndex:
                 raise ValueError("it lists a shard with an invalid checksum")
         sizes = [shard.size for shard in self.shards]
         for number, offset, length in zip(self.shard_of, self.offsets, self.lengths, strict=True):
-            if not (0 <= number < len(sizes) and offset >= 0 and length >= 0 and offset + length <= sizes[number]):
+            exists = 0 <= number < len(sizes)
+            if not exists or not 0 <= offset <= offset + length <= sizes[number]:
                 raise ValueError("it lists an image outside of its shard")
 
 
@@ -217,22 +222,26 @@ class ShardFolder:
         row = index.rows.get(key)
         if row is None:
             raise FileNotFoundError(f"{self.name} has no image {key!r}")
-        shard, checksum = index.shards[index.shard_of[row]], index.checksums[row]
-        file, offset, length = f"{self.name}/{shard.name}", index.offsets[row], index.lengths[row]
-        if self.is_remote:
-            copy = cached_shard(shard.sha256)
-            data = None
-            if copy is not None:
-                with suppress(FileNotFoundError):  # it may have been deleted
-                    data = _read(copy, offset, length)
-            if data is None or zlib.crc32(data) != checksum:
-                data = read_part(file, offset, length, lambda part: zlib.crc32(part) == checksum)
+        shard = index.shards[index.shard_of[row]]
+        file = f"{self.name}/{shard.name}"
+        offset, length = index.offsets[row], index.lengths[row]
+
+        def is_valid(data: bytes) -> bool:
+            return zlib.crc32(data) == index.checksums[row]
+
+        if not self.is_remote:
+            data = _read(file, offset, length)
+            if not is_valid(data):
+                text = f"damaged (it does not have the checksum that {INDEX} lists)"
+                raise UnreadableImageError("data.image-damaged", text)
             return io.BytesIO(data)
-        data = _read(file, offset, length)
-        if zlib.crc32(data) != checksum:
-            text = f"damaged (it does not have the checksum that {INDEX} lists)"
-            raise UnreadableImageError("data.image-damaged", text)
-        return io.BytesIO(data)
+        copy = cached_shard(shard.sha256)
+        if copy is not None:
+            with suppress(FileNotFoundError):  # it may have been deleted
+                data = _read(copy, offset, length)
+                if is_valid(data):
+                    return io.BytesIO(data)
+        return io.BytesIO(read_part(file, offset, length, is_valid))
 
     def check_files(self) -> None:
         """Raise VitkitError if a local shard is missing, or does not have the listed size."""
@@ -325,8 +334,9 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
         reasons = listed([f"{image.key} ({image.reason})" for image in index.left_out])
         overlooked.append(f"{images} left out when the shards were written: {reasons}")
     others = []
-    for entry, is_file in () if storage.is_remote else entries_in(storage.path):
-        if not (why_ignored(entry) if is_file else is_passed_over(entry)):
+    for entry, is_file in [] if storage.is_remote else entries_in(storage.path):
+        is_ignored = why_ignored(entry) is not None if is_file else is_passed_over(entry)
+        if not is_ignored:
             others.append(entry)
     if others:
         some_lie = plural(len(others), "folder or image lies", "folders or images lie")

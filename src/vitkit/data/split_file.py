@@ -34,42 +34,45 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
 
     In a multi-label table, the paths are listed by set of classes, whose names are joined by `;`.
     """
-    names = [JOINT.join(table.classes[k] for k in label_set) for label_set in table.sets] or table.classes
+    keys = list(table.classes)
+    if table.sets:
+        keys = [JOINT.join(table.classes[number] for number in label_set) for label_set in table.sets]
     present = [name for name in SPLITS if name in table.splits]
-    splits: dict[str, dict[str, list[str]]] = {name: {cls: [] for cls in names} for name in present}
+    splits: dict[str, dict[str, list[str]]] = {name: {key: [] for key in keys} for name in present}
     for path, label, split in zip(table.paths, table.labels, table.splits, strict=True):
         if split is not None:
-            splits[split][names[label]].append(path)
-    content = {
-        "classes": list(table.classes),
-        **({} if table.task is SINGLE_LABEL else {"task": table.task.name}),
-        "splits": splits,
-    }
+            splits[split][keys[label]].append(path)
+    content: dict[str, Any] = {"classes": list(table.classes)}
+    if table.task is not SINGLE_LABEL:
+        content["task"] = table.task.name
+    content["splits"] = splits
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return {"data": table.name, "root": path_or_address(table.root), "hash": digest, **content}
 
 
 def table_from_split(stored: Mapping[str, Any], storage: Storage | None) -> ImageTable:
     """Return the table that the content of a split.json describes. Its images are listed by split and class."""
-    keys = stored["classes"]  # of the images of each split
+    keys = stored["classes"]
     sets: tuple[tuple[int, ...], ...] = ()
     if stored.get("task") == "multi":  # each key joins the names of a set of classes
         number = {name: i for i, name in enumerate(stored["classes"])}
-        keys = list(dict.fromkeys(key for images_by_key in stored["splits"].values() for key in images_by_key))
+        keys = list(dict.fromkeys(chain.from_iterable(stored["splits"].values())))
         sets = tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in keys)
-    rows = [
-        (path, label, split)
-        for split, images_by_key in stored["splits"].items()
-        for label, key in enumerate(keys)
-        for path in images_by_key[key]
-    ]
+    paths: list[str] = []
+    labels: list[int] = []
+    splits: list[str] = []
+    for split, paths_by_key in stored["splits"].items():
+        for label, key in enumerate(keys):
+            paths += paths_by_key[key]
+            labels += [label] * len(paths_by_key[key])
+            splits += [split] * len(paths_by_key[key])
     return ImageTable(
         name=stored["data"],
         root=Path(stored["root"]),
         classes=tuple(stored["classes"]),
-        paths=tuple(row[0] for row in rows),
-        labels=tuple(row[1] for row in rows),
-        splits=tuple(row[2] for row in rows),
+        paths=tuple(paths),
+        labels=tuple(labels),
+        splits=tuple(splits),
         sets=sets,
         storage=storage,
     )
@@ -83,9 +86,11 @@ def split_from_file(path: Path) -> ImageTable:
     """
     try:
         stored = from_json(read_text(path))
-        names = (stored["data"], stored["root"], *stored["classes"])
-        paths = (path for by_class in stored["splits"].values() for paths in by_class.values() for path in paths)
-        if not all(isinstance(text, str) for text in chain(names, paths)):
+        texts = [stored["data"], stored["root"], *stored["classes"]]
+        for paths_by_key in stored["splits"].values():
+            for paths in paths_by_key.values():
+                texts += paths
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError("a name or a path is not text")
         table = table_from_split(stored, storage_at(Path(stored["root"])))
         if split_to_dict(table)["hash"] != stored["hash"]:
@@ -180,24 +185,30 @@ def check_images(
         splits: the splits to check. Every image is checked if this is None or contains `all`.
     """
     if splits is None or "all" in splits:
-        chosen, what = list(range(len(table))), "images"
+        checked = list(range(len(table)))
+        what = "images"
     else:
-        chosen, what = [i for i, split in enumerate(table.splits) if split in splits], f"{' and '.join(splits)} images"
-    replaced = {i for i in chosen if table.paths[i].endswith(_REPLACED)}  # `images_of_run` has found these
-    rest = [i for i in chosen if i not in replaced]
-    known = [i for i in rest if table.paths[i] in contents]
+        checked = [i for i, split in enumerate(table.splits) if split in splits]
+        what = f"{' and '.join(splits)} images"
+    known = [i for i in checked if table.paths[i] in contents]
     digests = _digests([table.file(i) for i in known], "checking whether the images have changed")
     digest_of_image = dict(zip(known, digests, strict=True))
-    paths, missing = list(table.paths), []
-    for i in rest:
-        digest = digest_of_image.get(i)
-        if digest is None and (i in digest_of_image or not image_exists(table.file(i))):
-            missing.append(paths[i])
-        elif digest is not None and digest != contents[paths[i]]:
+    paths = list(table.paths)
+    changed: list[str] = []
+    missing: list[str] = []
+    for i in checked:
+        path = paths[i]
+        if path.endswith(_REPLACED):  # `images_of_run` has found it
+            changed.append(path.removesuffix(_REPLACED))
+        elif i not in digest_of_image:
+            if not image_exists(table.file(i)):
+                missing.append(path)
+        elif digest_of_image[i] is None:
+            missing.append(path)
+        elif digest_of_image[i] != contents[path]:
+            changed.append(path)
             paths[i] += _REPLACED
-            replaced.add(i)
-    changed = tuple(paths[i].removesuffix(_REPLACED) for i in sorted(replaced))
-    return replace(table, paths=tuple(paths)), Changes(len(chosen), what, changed, tuple(missing))
+    return replace(table, paths=tuple(paths)), Changes(len(checked), what, tuple(changed), tuple(missing))
 
 
 def is_unchanged(file: Place, digest: str | None) -> bool:
@@ -280,15 +291,18 @@ def move_run(split_file: Path, root: Path) -> None:
     """
     before = split_from_file(split_file)
     contents = read_contents(split_file)
-    groups_from_file(split_file.with_name(GROUPS))  # refuses a damaged file before anything is written
+    group_file = split_file.with_name(GROUPS)
+    groups_from_file(group_file)  # refuses a damaged file before anything is written
     after = _moved_to(before, root, contents)
-    if missing := [path for i, path in enumerate(after.paths) if not image_exists(after.file(i))]:
+    missing = [path for i, path in enumerate(after.paths) if not image_exists(after.file(i))]
+    if missing:
         raise VitkitError(
             "data.images-missing", f"{root} lacks {len(missing)} of the run's {len(after)} images (first: {missing[0]})"
         )
     new_path = dict(zip(before.paths, after.paths, strict=True))
-    if (groups := split_file.with_name(GROUPS)).is_file():
-        write_json(groups, [[new_path.get(path, path) for path in group] for group in from_json(read_text(groups))])
+    if group_file.is_file():
+        groups = from_json(read_text(group_file))
+        write_json(group_file, [[new_path.get(path, path) for path in group] for group in groups])
     new_contents = {new_path[old]: digest for old, digest in contents.items() if old in new_path}
     write_json(split_file, {**split_to_dict(after), "contents": new_contents})
 
@@ -302,19 +316,10 @@ def _moved_to(table: ImageTable, root: Path, contents: Mapping[str, str]) -> Ima
     paths = list(table.paths)
     lost = [i for i, path in enumerate(paths) if digests[i] is None or digests[i] != contents.get(path, digests[i])]
     if lost:
-        if table.storage is None:
-            keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
-        else:
-            keys = sorted(table.storage.keys())
-        keys = [key for key in keys if Path(key).suffix.lower() in SUFFIXES]
-        key_of: dict[str, str] = {}  # by digest
-        for done, key in enumerate(keys, start=1):
-            if (digest := digest_of(table.at(key))) is not None:
-                key_of.setdefault(digest, key)
-            progress("looking for the run's images", done, len(keys))
+        key_of = _keys_by_digest(table)
         for i in lost:
             paths[i] = key_of.get(contents.get(paths[i], ""), paths[i])
-    if all(digests[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
+    if not any(digests) and paths == list(table.paths):
         raise VitkitError(
             "data.images-missing",
             f"--data-root {root} contains none of the run's {len(table)} images (first: {table.paths[0]})",
@@ -323,6 +328,22 @@ def _moved_to(table: ImageTable, root: Path, contents: Mapping[str, str]) -> Ima
         if paths[i] == table.paths[i] and image_exists(table.file(i)):
             paths[i] += _REPLACED
     return replace(table, paths=tuple(paths))
+
+
+def _keys_by_digest(table: ImageTable) -> dict[str, str]:
+    """Search the folder or storage of a table for images."""
+    if table.storage is None:
+        keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
+    else:
+        keys = sorted(table.storage.keys())
+    keys = [key for key in keys if Path(key).suffix.lower() in SUFFIXES]
+    key_of: dict[str, str] = {}
+    for done, key in enumerate(keys, start=1):
+        digest = digest_of(table.at(key))
+        if digest is not None:
+            key_of.setdefault(digest, key)
+        progress("looking for the run's images", done, len(keys))
+    return key_of
 
 
 def content_numbers(table: ImageTable, paths: Sequence[str]) -> dict[str, int]:

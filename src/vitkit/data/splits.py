@@ -37,7 +37,7 @@ def sum_counts(counts: Sequence[Counter[int]]) -> Counter[int]:
 def assign_multi_label_groups(
     table: ImageTable,
     members: Sequence[Sequence[int]],
-    shares: np.ndarray,
+    shares: tuple[float, float],
     rng: np.random.Generator,
     existing: Sequence[Counter[int]],
 ) -> list[int]:
@@ -154,19 +154,22 @@ def assign_groups(sizes: Sequence[int], val: int, test: int, trained: int = 0) -
     return names
 
 
-def val_and_test_sizes(images: int, shares: np.ndarray) -> tuple[int, int]:
+def val_and_test_sizes(images: int, shares: tuple[float, float]) -> tuple[int, int]:
     """Return how many images of a class are in val and in test: at least one each, if there are enough.
 
     `shares` has the fractions for val and test, which may be 0. The numbers are rounded, except that val
     without test is rounded down, as is usual for two splits.
     """
     val_share, test_share = shares
-    spare = images - 1  # one image is kept for training
-    test = min(spare, max(round(images * test_share), 1)) if test_share else 0
-    # The product may be slightly too small, as 0.29 * 100 is.
-    val = round(images * val_share) if test_share else int(images * val_share + 1e-9)
-    val = min(spare - test, max(val, 1)) if val_share else 0
-    return max(val, 0), max(test, 0)
+    spare = max(images - 1, 0)  # one image is kept for training
+    val = test = 0
+    if test_share:
+        test = min(spare, max(round(images * test_share), 1))
+    if val_share:
+        # The product may be slightly too small, as 0.29 * 100 is.
+        rounded = round(images * val_share) if test_share else int(images * val_share + 1e-9)
+        val = min(spare - test, max(rounded, 1))
+    return val, test
 
 
 SPLITS = ("train", "val", "test")
@@ -196,46 +199,49 @@ def split(
     Raises:
         VitkitError: the fractions are not three numbers that sum to 1, or the first is 0.
     """
-    if len(fractions) != 3 or min(fractions) < 0 or fractions[0] <= 0 or not abs(sum(fractions) - 1) <= 1e-6:
+    is_valid = len(fractions) == 3 and fractions[0] > 0 and min(fractions) >= 0 and abs(sum(fractions) - 1) <= 1e-6
+    if not is_valid:
         raise VitkitError(
             "data.fractions-invalid",
             "split must be three fractions (train, val, test) that sum to 1, the first above 0, not "
             f"{tuple(fractions)}",
         )
-    shares = np.array(fractions[1:], dtype=float)
-    splits = list(table.splits)
-    present = {name for name in splits if name is not None}
+    present = {name for name in table.splits if name is not None}
     if "val" in present:
         return table
-    if present:  # a train folder without a val folder; a test folder, if any, is the test split
-        shares = np.array([shares[0], 0.0 if "test" in present else shares[1]])
+    _, val_share, test_share = map(float, fractions)
+    if "test" in present:
+        test_share = 0.0
     rng = np.random.default_rng(seed)
+    splits = list(table.splits)
     free = [i for i, name in enumerate(splits) if name in (None, "train")]
-    may_be = ("train", "val") if present else SPLITS
-    assigned = set[int]()
+    assigned: dict[int, str] = {}
     if kept is not None:
-        assigned = {i for i in free if kept[i] in may_be}
-        for i in assigned:
-            splits[i] = kept[i]
+        may_be = ("train", "val") if present else SPLITS
+        assigned = {i: name for i in free if (name := kept[i]) in may_be}
+        for i, name in assigned.items():
+            splits[i] = name
     groups = range(len(table)) if groups is None else groups
     members = images_by_group(groups, [i for i in free if i not in assigned])
+
     if table.sets:
-        counts: list[Counter[int]] = [Counter() for _ in SPLITS]
-        for i in assigned:
-            counts[SPLITS.index(str(splits[i]))].update([*count_by_class(table, [i]), ALL])
-        parts = assign_multi_label_groups(table, members, shares, rng, counts)
+        in_splits: list[Counter[int]] = [Counter() for _ in SPLITS]  # the images of each split, by class and in total
+        for i, name in assigned.items():
+            in_splits[SPLITS.index(name)].update([*count_by_class(table, [i]), ALL])
+        parts = assign_multi_label_groups(table, members, (val_share, test_share), rng, in_splits)
         for images, part in zip(members, parts, strict=True):
             for i in images:
                 splits[i] = SPLITS[part]
         return replace(table, splits=tuple(splits))
-    existing: list[Counter[str | None]] = [Counter() for _ in table.classes]  # the images of each split, by class
-    for i in assigned:
-        existing[table.labels[i]][splits[i]] += 1
-    for groups_of_class, count in zip(groups_by_class(table, members), existing, strict=True):
+
+    in_classes: list[Counter[str]] = [Counter() for _ in table.classes]  # the images of each class, by split
+    for i, name in assigned.items():
+        in_classes[table.labels[i]][name] += 1
+    for groups_of_class, existing in zip(groups_by_class(table, members), in_classes, strict=True):
         rng.shuffle(groups_of_class)
         sizes = [len(images) for images in groups_of_class]
-        val, test = val_and_test_sizes(sum(sizes) + count.total(), shares)
-        names = assign_groups(sizes, val - count["val"], test - count["test"], trained=count["train"])
+        val, test = val_and_test_sizes(sum(sizes) + existing.total(), (val_share, test_share))
+        names = assign_groups(sizes, val - existing["val"], test - existing["test"], trained=existing["train"])
         for images, name in zip(groups_of_class, names, strict=True):
             for i in images:
                 splits[i] = name
@@ -312,8 +318,9 @@ def merge_by_scene(table: ImageTable, pattern: str | None, groups: Sequence[int]
     """
     scenes: list[str | None] = [None] * len(table)
     if pattern is not None:
+        number = 1 if re.compile(pattern).groups else 0  # of the capture group; 0 is the whole match
         matches = [re.search(pattern, path) for path in table.paths]
-        scenes = [match and (match[1] if match.re.groups else match[0]) for match in matches]
+        scenes = [match[number] if match else None for match in matches]
         if len(set(scenes)) == 1:
             problem = f"matches no path, such as {table.paths[0]!r}"
             if scenes[0] is not None:

@@ -227,10 +227,11 @@ def survey(datasets: Datasets) -> Survey:
     Raises:
         VitkitError: an item is not a pair of an image and a label.
     """
-    names, labels, splits = datasets.names(), list[int](), list[str]()
-    contents, shapes = dict[str, str](), dict[tuple[str, tuple[int, ...]], str]()
-    fingerprints, lengths = list[Fingerprint](), dict[str, int]()
-    by_name = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
+    class_names = datasets.names()
+    by_name = {"train": datasets.train}
+    if datasets.val is not None:
+        by_name["val"] = datasets.val
+    lengths: dict[str, int] = {}
     for name, dataset in by_name.items():
         try:
             lengths[name] = len(dataset)
@@ -238,30 +239,44 @@ def survey(datasets: Datasets) -> Survey:
             raise VitkitError(
                 "data.dataset-length", f"{name} has no length, which a dataset needs: {first_line(error)}"
             ) from error
-    if empty := [name for name, length in lengths.items() if length == 0]:
-        raise VitkitError("data.images-missing", f"{empty[0]} contains no images")
+    for name, length in lengths.items():
+        if length == 0:
+            raise VitkitError("data.images-missing", f"{name} contains no images")
+
+    labels: list[int] = []
+    splits: list[str] = []
+    contents: dict[str, str] = {}
+    shapes: dict[tuple[str, tuple[int, ...]], str] = {}
+    fingerprints: list[Fingerprint] = []
     for name, dataset in by_name.items():
         for index in range(lengths[name]):
             image, label = read_item(dataset, index, name)
-            if not 0 <= label < len(names):
+            if not 0 <= label < len(class_names):
                 raise VitkitError(
                     "data.label-invalid",
-                    f"{name}[{index}] has label {label}, but there are {len(names)} classes, numbered from 0",
+                    f"{name}[{index}] has label {label}, but there are {len(class_names)} classes, numbered from 0",
                 )
-            digest = contents[f"{name}/{index}"] = _content(image)
+            digest = _content(image)
+            contents[f"{name}/{index}"] = digest
             fingerprints.append(_fingerprint(image, digest))
             if isinstance(image, Tensor):
                 shapes.setdefault((name, tuple(image.shape)), f"{name}[{index}]")
             labels.append(label)
             splits.append(name)
             progress("reading labels", len(labels), sum(lengths.values()))
+
     in_train = {digest for key, digest in contents.items() if key.startswith("train/")}
     shared = sum(digest in in_train for key, digest in contents.items() if key.startswith("val/"))
     is_fixed = all(
         _content(read_item(dataset, 0, name)[0]) == contents[f"{name}/0"] for name, dataset in by_name.items()
     )
-    table = ImageTable(NAME, Path(), names, tuple(contents), tuple(labels), tuple(splits))
-    return Survey(table, shared, contents if is_fixed else {}, shapes, tuple(fingerprints))
+    return Survey(
+        table=ImageTable(NAME, Path(), class_names, tuple(contents), tuple(labels), tuple(splits)),
+        shared=shared,
+        contents=contents if is_fixed else {},
+        shapes=shapes,
+        fingerprints=tuple(fingerprints),
+    )
 
 
 def read_item(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Tensor, int]:
