@@ -11,7 +11,7 @@ labels before (`ImageTable.earlier`), because a test with the new labels would f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -97,8 +97,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
         VitkitError: a label names several classes in a single-label table; nothing remains; or the label file is a list
             of suspected label errors that nobody has edited.
     """
-    task = _task_with(table, labels)
-    edited = _apply(table, labels, task, PathFinder(table.root, table.paths), may_add=may_add)
+    edited = _apply(table, labels, PathFinder(table.root, table.paths), may_add=may_add)
     before = [table.cell_of(i) for i in range(len(table))]
     after = edited.labels
 
@@ -120,42 +119,28 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
 
     rows: list[Row] = list(zip(table.paths, after, table.splits, strict=True))
     rows += [(path, label, split_of_added[path]) for path, label in added.items()]
-    changed = _with_rows(table, rows, task)
+    changed = _with_rows(table, rows, edited.task)
 
     # The labels before the first proposals, with the current names of their classes, and those of earlier label files.
-    labels_without_proposal = [
+    pairs = [
         (old, new) for path, old, new in zip(table.paths, before, after, strict=True) if path not in edited.proposed
     ]
-    new_name = renamed_classes(labels_without_proposal, changed)
+    new_name = renamed_classes(pairs, changed)
     earlier = {
         path: item._replace(before=new_name.get(item.before, item.before)) for path, item in edited.proposed.items()
     }
     earlier.update({item.path: item for item in table.earlier})
     current = dict(zip(table.paths, after, strict=True)) | added
     earlier = {path: item for path, item in earlier.items() if item.before != current.get(path)}
-    new_proposals = earlier.keys() - {item.path for item in table.earlier}
 
-    # Describe what the user should know.
     name = public_path(labels.name)
-    notes = [
-        _describe_changes(name, zip(before, after, strict=True), added=len(added), proposed=len(new_proposals)),
-        *_describe_classes(name, table, changed),
-    ]
-    if unlabelled := after.count(UNLABELLED):
-        pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
-        notes.append(f"{pictures} left out")
-    stale = [table.paths[i] for i, edits in edited.edits.items() if _is_stale(edits, before[i])]
-    if stale:
-        notes.append(
-            f"{plural(len(stale), 'picture is', 'pictures are')} in another class of the data than when {name} was "
-            f"written; the labels of {name} are used: {listed(stale)}"
-        )
+    new_proposals = earlier.keys() - {item.path for item in table.earlier}
+    notes = _describe(name, table, changed, before, edited, added=len(added), proposed=len(new_proposals))
     unmatched = _describe_unmatched(name, table, edited.unmatched)
     if outside:
         pictures = plural(len(outside), "picture", "pictures")
         because = f"because {'it lies' if len(outside) == 1 else 'they lie'} outside the folders of the data's splits"
         unmatched.append(f"{pictures} of {name} left out, {because}: {listed(outside)}")
-
     left_out = list(table.left_out)
     for i, edits in edited.edits.items():
         if after[i] == EXCLUDED:
@@ -176,17 +161,11 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
 # --- The steps of a correction -------------------------------------------------------------------------------
 
 
-def _task_with(table: ImageTable, labels: LabelFile) -> Task:
-    """Return the task of a table, or the task that the label file implies if the table has no classes yet."""
-    if table.classes == (UNLABELLED,) and any(SINGLE_LABEL.refuses(edit.label) for edit in labels.edits):
-        return MULTI_LABEL
-    return table.task
-
-
 @dataclass
 class _EditedLabels:
     """The labels of images after all rows of a label file have been applied."""
 
+    task: Task
     labels: list[str]  # of each image of the table; `EXCLUDED` if it is left out
     edits: dict[int, list[Edit]] = field(default_factory=dict)  # the rows of each image of the table that has any
     added: dict[str, str] = field(default_factory=dict)  # by path: the labels of pictures that are not in the table
@@ -194,11 +173,12 @@ class _EditedLabels:
     unmatched: list[str] = field(default_factory=list)  # the paths of rows that match no picture
 
 
-def _apply(
-    table: ImageTable, labels: LabelFile, task: Task, finder: PathFinder, *, may_add: bool = True
-) -> _EditedLabels:
+def _apply(table: ImageTable, labels: LabelFile, finder: PathFinder, *, may_add: bool = True) -> _EditedLabels:
     """Apply the rows of a label file in their order. `finder` finds the images of the table by path."""
-    result = _EditedLabels([table.cell_of(i) for i in range(len(table))])
+    task = table.task
+    if table.classes == (UNLABELLED,) and any(SINGLE_LABEL.refuses(edit.label) for edit in labels.edits):
+        task = MULTI_LABEL  # the table has no classes yet, so the label file decides
+    result = _EditedLabels(task, [table.cell_of(i) for i in range(len(table))])
     for edit in _edits_in_spelling_of(table, labels, task):
         images = finder.find(edit.path)
         for i in images:
@@ -279,19 +259,22 @@ def _with_rows(table: ImageTable, rows: Sequence[Row], task: Task) -> ImageTable
     )
 
 
-def _is_stale(edits: Sequence[Edit], label: str) -> bool:
-    """Return whether an image got its `label` in the data after its rows of the label file were written."""
-    known = {edits[0].previous, *(edit.label for edit in edits)}
-    return known.isdisjoint(("", UNLABELLED, label))
-
-
 # --- Descriptions for users ----------------------------------------------------------------------------------
 
 
-def _describe_changes(name: str, labels: Iterable[tuple[str, str]], *, added: int, proposed: int) -> str:
-    """Count the changes of a label file. `labels` are the labels of each image before and after."""
+def _describe(
+    name: str,
+    table: ImageTable,
+    changed: ImageTable,
+    before: Sequence[str],
+    edited: _EditedLabels,
+    *,
+    added: int,
+    proposed: int,
+) -> Iterator[str]:
+    """Yield sentences about the effect of a label file. `added` and `proposed` are numbers of images."""
     changes = Counter[str]()
-    for old, new in labels:
+    for old, new in zip(before, edited.labels, strict=True):
         if old == new:
             continue
         if new == EXCLUDED:
@@ -303,16 +286,26 @@ def _describe_changes(name: str, labels: Iterable[tuple[str, str]], *, added: in
     if added:
         changes["added"] = added
     counts = ", ".join(f"{plural(count, 'picture', 'pictures')} {change}" for change, count in changes.items())
-    note = f" ({proposed} proposed by a model)" if proposed else ""
-    return f"{name}: {counts or 'changes no label'}{note}"
+    yield f"{name}: {counts or 'changes no label'}{f' ({proposed} proposed by a model)' if proposed else ''}"
 
-
-def _describe_classes(name: str, table: ImageTable, changed: ImageTable) -> Iterator[str]:
     old_classes, new_classes = set(table.classes) - {UNLABELLED}, set(changed.classes)
     if gained := sorted(new_classes - old_classes):
         yield f"{name} adds the {'class' if len(gained) == 1 else 'classes'} {listed(gained, 10)}"
     if emptied := sorted(old_classes - new_classes):
         yield f"{name} leaves no picture in the {'class' if len(emptied) == 1 else 'classes'} {listed(emptied, 10)}"
+    if unlabelled := edited.labels.count(UNLABELLED):
+        yield f"{plural(unlabelled, 'picture without a label yet is', 'pictures without a label yet are')} left out"
+
+    stale = []  # images that got another class in the data after the label file was written
+    for i, edits in edited.edits.items():
+        known = {edits[0].previous, *(edit.label for edit in edits)}
+        if known.isdisjoint(("", UNLABELLED, before[i])):
+            stale.append(table.paths[i])
+    if stale:
+        yield (
+            f"{plural(len(stale), 'picture is', 'pictures are')} in another class of the data than when {name} was "
+            f"written; the labels of {name} are used: {listed(stale)}"
+        )
 
 
 def _describe_unmatched(name: str, table: ImageTable, unmatched: Sequence[str]) -> list[str]:
@@ -345,7 +338,7 @@ class CurrentLabels:
         Raises:
             VitkitError: a label names several classes in a single-label table.
         """
-        edited = _apply(self._table, file, _task_with(self._table, file), self._finder)
+        edited = _apply(self._table, file, self._finder)
         self.labels, self.unmatched = edited.labels, edited.unmatched
 
     def describe_lost(self, name: str) -> list[str]:

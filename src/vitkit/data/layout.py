@@ -416,12 +416,12 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], request
         for class_name in sorted(classes - known):
             similar = known_by_spelling.get(_spelling(class_name))
             if similar is not None:
-                first, second = f"{first_folder}{similar}", f"{folder}{class_name}"
+                pair = [f"{first_folder}{similar}", f"{folder}{class_name}"]
                 if similar.casefold() != class_name.casefold():  # they may look the same, so show their code points
-                    first, second = ascii(first), ascii(second)
+                    pair = list(map(ascii, pair))
                 raise VitkitError(
                     "data.classes-alike",
-                    f"{name}: {first} and {second} differ only in spelling, but would be two classes; rename one",
+                    f"{name}: {pair[0]} and {pair[1]} differ only in spelling, but would be two classes; rename one",
                 )
         if not known & classes:
             raise VitkitError(

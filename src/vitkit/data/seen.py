@@ -423,8 +423,7 @@ def search_readable_images(record: PictureRecord, table: ImageTable) -> tuple[Im
 
     Files that vitkit has not examined before are read.
     """
-    with FactDatabase() as database:
-        facts = scan(table.files(), database, partial(progress, "reading images"))
+    facts = _read_facts(table)
     readable = [i for i, error in enumerate(facts.column("error")) if error is None]
     rows = table.take(readable)
     return rows, find_overlap(record, rows, facts.take(readable), partial(progress, "comparing images"))
@@ -432,10 +431,14 @@ def search_readable_images(record: PictureRecord, table: ImageTable) -> tuple[Im
 
 def read_digests(table: ImageTable) -> dict[str, str]:
     """Return the digest of each readable image by its path."""
-    with FactDatabase() as database:
-        facts = scan(table.files(), database, partial(progress, "reading images"))
+    facts = _read_facts(table)
     rows = zip(table.paths, facts.column("digest"), facts.column("error"), strict=True)
     return {path: digest[:DIGEST].hex() for path, digest, error in rows if error is None}
+
+
+def _read_facts(table: ImageTable) -> FactTable:
+    with FactDatabase() as database:
+        return scan(table.files(), database, partial(progress, "reading images"))
 
 
 def highest_role(*roles: str | None) -> str | None:

@@ -17,7 +17,6 @@ the batches of a program that reads shards in order.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import tarfile
@@ -137,13 +136,14 @@ class _ShardPlan:
 def _plan(table: ImageTable, size: int) -> _ShardPlan:
     with FactDatabase() as database:
         facts = scan(table.files(), database, partial(progress, "examining images"))
-    readable = [row for row, error in enumerate(facts.column("error")) if error is None]
-    left_out = [
-        OmittedImage(table.paths[row], table.name_of(row), table.splits[row], str(error))
-        for row, error in enumerate(facts.column("error"))
-        if error is not None
-    ]
-    left_out += [OmittedImage(*row, "left out by the label file") for row in table.left_out]
+    readable: list[int] = []
+    left_out: list[OmittedImage] = []
+    for row, error in enumerate(facts.column("error")):
+        if error is None:
+            readable.append(row)
+        else:
+            left_out.append(OmittedImage(table.paths[row], table.name_of(row), table.splits[row], str(error)))
+    left_out += [OmittedImage(key, label, split, "left out by the label file") for key, label, split in table.left_out]
     if not readable:
         raise VitkitError(
             "data.images-unreadable",
@@ -184,11 +184,15 @@ def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
         files = [(f"{number:08}.json", text.encode("utf-8", "surrogateescape"))]
         if not table.sets:
             files.insert(0, (f"{number:08}.cls", str(table.labels[row]).encode()))
-        member = _ShardMember(row, number, members[-1].end + _BLOCK if members else _BLOCK, length, tuple(files))
-        is_other_split = bool(members) and table.splits[row] != table.splits[members[0].row]
-        if members and (is_other_split or member.end + 2 * _BLOCK > size):  # two empty blocks end a tar file
-            yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
-            member, members, count = replace(member, offset=_BLOCK), [], count + 1
+        offset = members[-1].end + _BLOCK if members else _BLOCK
+        member = _ShardMember(row, number, offset, length, tuple(files))
+        if members:
+            split = table.splits[members[0].row]
+            if table.splits[row] != split or member.end + 2 * _BLOCK > size:  # two empty blocks end a tar file
+                yield _PlannedShard(f"shard-{count:05}.tar", split, tuple(members))
+                count += 1
+                members = []
+                member = replace(member, offset=_BLOCK)
         members.append(member)
         if number % 1024 == 0:
             progress("planning shards", number, len(order))
@@ -205,29 +209,36 @@ def _padded(length: int, unit: int = _BLOCK) -> int:
 
 def _write_all(plan: _ShardPlan, folder: Path) -> ShardIndex:
     """Write the shards that do not exist yet, several at a time. Return the index of all shards of the plan."""
-    total, written = sum(shard.size for shard in plan.shards), 0  # bytes
+    total = sum(shard.size for shard in plan.shards)  # bytes
+    written = 0
     is_stopped = Event()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         jobs = [pool.submit(_write_if_missing, plan, shard, folder / shard.name, is_stopped) for shard in plan.shards]
         try:
             for job in as_completed(jobs):
-                written += job.result()[0].size  # raises the error of a job that failed
+                shard, _ = job.result()  # raises the error of a job that failed
+                written += shard.size
                 progress("writing shards (MB)", written // 10**6, total // 10**6)
         except BaseException:
             is_stopped.set()
             pool.shutdown(cancel_futures=True)
             raise
     table = plan.table
+    shards: list[Shard] = []
     shard_of, offsets, lengths, checksums = (array("q", [0] * len(table)) for _ in range(4))
-    for number, (shard, job) in enumerate(zip(plan.shards, jobs, strict=True)):
-        for member, checksum in zip(shard.members, job.result()[1], strict=True):
-            row = member.row
-            shard_of[row], offsets[row], lengths[row], checksums[row] = number, member.offset, member.length, checksum
+    for number, (planned, job) in enumerate(zip(plan.shards, jobs, strict=True)):
+        shard, checksums_in_shard = job.result()
+        shards.append(shard)
+        for member, checksum in zip(planned.members, checksums_in_shard, strict=True):
+            shard_of[member.row] = number
+            offsets[member.row] = member.offset
+            lengths[member.row] = member.length
+            checksums[member.row] = checksum
     return ShardIndex(
         plan=plan.digest,
         task=table.task.name,
         classes=table.classes,
-        shards=tuple(job.result()[0] for job in jobs),
+        shards=tuple(shards),
         keys=table.paths,
         classes_of=tuple(table.classes_of(row) for row in range(len(table))),
         shard_of=shard_of,
@@ -240,22 +251,34 @@ def _write_all(plan: _ShardPlan, folder: Path) -> ShardIndex:
     )
 
 
-def _write_if_missing(plan: _ShardPlan, shard: _PlannedShard, path: Path, is_stopped: Event) -> tuple[Shard, list[int]]:
-    """Write a shard, unless an earlier call has. Return it, with the CRC-32 of each of its images."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        checksums = []
+def _read_existing(plan: _ShardPlan, shard: _PlannedShard, path: Path) -> tuple[Shard, list[int]] | None:
+    """Return a shard that an earlier call wrote, and the CRC-32 of its images; None if it is not the planned one."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    checksums = []
+    with file:
         for member in shard.members:
             file.seek(member.offset)
             data = file.read(member.length)
             if hashlib.sha256(data).digest() != plan.digests[member.row]:
-                break
+                return None
             checksums.append(zlib.crc32(data))
-        else:  # all images are the planned ones
-            file.seek(0)
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            if file.tell() == shard.size:
-                return Shard(shard.name, shard.size, sha256, shard.split), checksums
-    digest, checksums = hashlib.sha256(), []
+        file.seek(0)
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if file.tell() != shard.size:
+            return None
+    return Shard(shard.name, shard.size, sha256, shard.split), checksums
+
+
+def _write_if_missing(plan: _ShardPlan, shard: _PlannedShard, path: Path, is_stopped: Event) -> tuple[Shard, list[int]]:
+    """Write a shard, unless an earlier call has. Return it, with the CRC-32 of each of its images."""
+    existing = _read_existing(plan, shard, path)
+    if existing is not None:
+        return existing
+    digest = hashlib.sha256()
+    checksums = []
     with replacing(path) as temporary, temporary.open("wb") as output:
         for member in shard.members:
             if is_stopped.is_set():

@@ -30,7 +30,7 @@ from vitkit.system.files import address_of
 class SourceKind:
     """A kind of source: one way to store labelled images.
 
-    A kind with neither suffixes nor `is_at` covers all folders that are of no other kind.
+    A kind with neither suffixes nor `is_at` covers all folders that are of no other kind (`is_for_folders`).
     """
 
     name: str
@@ -45,24 +45,25 @@ class SourceKind:
     # Returns the keys of all images, and lines about what was left out; None if images of this kind always have labels.
     find_all_images: Callable[[Path, SearchLog], tuple[Sequence[str], Sequence[str]]] | None = None
 
+    @property
+    def is_for_folders(self) -> bool:
+        return not self.suffixes and self.is_at is None
+
 
 SOURCE_KINDS: dict[str, SourceKind] = {}
 
 
 def register(kind: SourceKind) -> None:
     """Add a kind of source. Raise ValueError if a kind with this name or suffix exists already."""
-    taken = {suffix for other in SOURCE_KINDS.values() for suffix in _suffixes(other)}
-    if kind.name in SOURCE_KINDS or taken & set(_suffixes(kind)):
-        raise ValueError(f"a kind of source named {kind.name!r}, or with one of its suffixes, exists already")
+    for other in SOURCE_KINDS.values():
+        has_same_files = not set(kind.suffixes).isdisjoint(other.suffixes)
+        if kind.name == other.name or has_same_files or (kind.is_for_folders and other.is_for_folders):
+            raise ValueError(f"a kind of source named {kind.name!r}, or with one of its suffixes, exists already")
     SOURCE_KINDS[kind.name] = kind
     if kind.storage is not None:
         STORAGES.update(dict.fromkeys(kind.suffixes, kind.storage))
         if kind.is_at is not None:
             FOLDER_STORAGES.append((kind.is_at, kind.storage))
-
-
-def _suffixes(kind: SourceKind) -> tuple[str, ...]:  # those of the kind that covers folders are ("",)
-    return kind.suffixes or (() if kind.is_at is not None else ("",))
 
 
 def kind_of_file(path: str | Path) -> SourceKind | None:
@@ -78,7 +79,7 @@ def kind_of(path: Path) -> SourceKind | None:
             return kind
     if not path.is_dir():
         return kind_of_file(path) if path.exists() else None
-    return next(kind for kind in SOURCE_KINDS.values() if _suffixes(kind) == ("",))
+    return next(kind for kind in SOURCE_KINDS.values() if kind.is_for_folders)
 
 
 def read_source(data: str | Path, layout: LayoutName = "auto", *, follow_links: bool = False) -> ImageTable:
@@ -94,16 +95,17 @@ def read_source(data: str | Path, layout: LayoutName = "auto", *, follow_links: 
 
 def check_classes(table: ImageTable) -> None:
     """Raise VitkitError if a table has a single class, and its task needs at least two."""
-    if len(table.classes) == 1 < table.task.min_classes:
-        folder = table.root / table.classes[0]
-        inner = [child for child in folder.iterdir() if child.is_dir()] if folder.is_dir() else []
-        has_folders = any(not is_passed_over(child.name) for child in inner)
-        advice = f": if the folders in it are the classes, use {folder} as the data" if has_folders else ""
-        raise VitkitError(
-            "data.class-single",
-            f"{table.name} has a single class, {table.classes[0]!r}; a classifier needs at least two{advice}"
-            + "".join(f"; {line}" for line in table.overlooked),
-        )
+    if len(table.classes) != 1 or table.task.min_classes == 1:
+        return
+    folder = table.root / table.classes[0]
+    children = folder.iterdir() if folder.is_dir() else ()
+    has_folders = any(child.is_dir() and not is_passed_over(child.name) for child in children)
+    advice = f": if the folders in it are the classes, use {folder} as the data" if has_folders else ""
+    raise VitkitError(
+        "data.class-single",
+        f"{table.name} has a single class, {table.classes[0]!r}; a classifier needs at least two{advice}"
+        + "".join(f"; {line}" for line in table.overlooked),
+    )
 
 
 def read_table(data: str | Path, layout: LayoutName = "auto", *, follow_links: bool = False) -> ImageTable:
@@ -142,7 +144,7 @@ def read_table(data: str | Path, layout: LayoutName = "auto", *, follow_links: b
 
 def _link_arguments(kind: SourceKind, data: str | Path, *, follow_links: bool) -> dict[str, bool]:
     """Return `follow_links` as a keyword argument if it is True. Raise VitkitError if the kind does not accept it."""
-    if follow_links and _suffixes(kind) != ("",):
+    if follow_links and not kind.is_for_folders:
         raise VitkitError(
             "data.option-unsuited", f"--follow-links applies to folders, but {data} is a {kind.name}; leave it out"
         )
@@ -200,8 +202,10 @@ def read_unlabelled(data: str | Path, *, follow_links: bool = False) -> ImageTab
     if kind is None or kind.find_all_images is None:
         raise VitkitError("data.source-missing", f"no such folder or archive of pictures: {data}")
     _link_arguments(kind, data, follow_links=follow_links)
-    is_local, overlooked = address_of(root) is None, SearchLog(follow_links=follow_links)
-    root = root.resolve() if is_local else root
+    is_local = address_of(root) is None
+    if is_local:
+        root = root.resolve()
+    overlooked = SearchLog(follow_links=follow_links)
     keys, lines = kind.find_all_images(root, overlooked)
     if not keys:
         raise VitkitError("data.images-missing", "; ".join([f"no images below {data}", *lines]))

@@ -214,13 +214,14 @@ def split(
         test_share = 0.0
     rng = np.random.default_rng(seed)
     splits = list(table.splits)
-    free = [i for i, name in enumerate(splits) if name in (None, "train")]
+    free = [i for i, split_name in enumerate(splits) if split_name in (None, "train")]
     assigned: dict[int, str] = {}
     if kept is not None:
         may_be = ("train", "val") if present else SPLITS
-        assigned = {i: name for i in free if (name := kept[i]) in may_be}
-        for i, name in assigned.items():
-            splits[i] = name
+        for i in free:
+            name = kept[i]
+            if name is not None and name in may_be:
+                splits[i] = assigned[i] = name
     groups = range(len(table)) if groups is None else groups
     members = images_by_group(groups, [i for i in free if i not in assigned])
 

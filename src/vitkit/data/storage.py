@@ -359,14 +359,19 @@ def _images_of(source: str, overlooked: SearchLog) -> list[str]:
         raise VitkitError("data.source-missing", f"no such file or folder in {stored.storage.name}: {stored.key}")
     images = []
     for key in keys:
-        *folders, name = key.removeprefix(prefix).split("/")
-        if not key.startswith(prefix) or why_ignored(name) is not None:
+        if not key.startswith(prefix):
             continue
-        depth = next((i for i, folder in enumerate(folders, start=1) if is_passed_over(folder)), None)
-        if depth is None:
-            images.append("/".join([source.rstrip("/"), *folders, name]))
+        *folders, name = key.removeprefix(prefix).split("/")
+        if why_ignored(name) is not None:
+            continue
+        path = source.rstrip("/")
+        for folder in folders:
+            path = f"{path}/{folder}"
+            if is_passed_over(folder):
+                overlooked.hidden.add(path)
+                break
         else:
-            overlooked.hidden.add("/".join([source.rstrip("/"), *folders[:depth]]))
+            images.append(f"{path}/{name}")
     return images
 
 

@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
@@ -356,10 +357,11 @@ def normal_form(name: str) -> str:
 def check_names(classes: Iterable[object]) -> None:
     """Raise VitkitError if a class name is not text, cannot be stored in a file, or has no visible character."""
     for name in classes:
-        try:
-            is_text = isinstance(name, str) and name.encode("utf-8", "surrogateescape") is not None
-        except UnicodeEncodeError:  # JSON can contain half of a surrogate pair
-            is_text = False
+        is_text = False
+        if isinstance(name, str):
+            with suppress(UnicodeEncodeError):  # JSON can contain half of a surrogate pair
+                name.encode("utf-8", "surrogateescape")
+                is_text = True
         if not is_text:
             raise VitkitError("data.class-name-invalid", f"class names must be text, not {name!r:.80}")
         if not normal_form(str(name)):

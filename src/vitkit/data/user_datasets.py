@@ -198,9 +198,14 @@ class Survey:
                 pixels = np.round(np.clip(levels, 0, 255)).astype(np.uint8)
             if pixels.shape[2] != 3:
                 pixels = np.repeat(pixels.mean(axis=2, keepdims=True).round().astype(np.uint8), 3, axis=2)
-            size, thumbnail = (image.width, image.height), pixels.tobytes()
             facts.append(
-                Facts(bytes.fromhex(image.digest), None, "", "", *size, thumbnail=thumbnail, keypoints=image.keypoints)
+                Facts(
+                    digest=bytes.fromhex(image.digest),
+                    width=image.width,
+                    height=image.height,
+                    thumbnail=pixels.tobytes(),
+                    keypoints=image.keypoints,
+                )
             )
         return facts
 
