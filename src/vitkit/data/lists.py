@@ -280,8 +280,9 @@ def _refuse_other_marks(name: str, labels: set[str], *, is_declared: bool, is_jo
             is_refused = True
         elif of_other_labels:
             is_refused = mark in "|,/+&"
-        else:  # these marks rarely occur in names
-            is_refused = not is_joined and (mark == "|" or (mark == "," and is_declared))
+        else:
+            is_usual = mark == "|" or (mark == "," and is_declared)  # such marks rarely occur in names
+            is_refused = is_usual and not is_joined
         if is_refused:
             example = (of_other_labels or with_mark)[0]
             raise VitkitError(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import io
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -380,18 +381,29 @@ def find_overlap(
     if not len(record):
         n = len(facts)
         return Overlap((None,) * n, (None,) * n, (frozenset(),) * n)
+
+    # Identical files.
     role_of = record.role_of()
-    table_of_facts = FactTable.of(facts)
-    digests = [digest[:DIGEST] for digest in table_of_facts.column("digest")]
+    fact_table = FactTable.of(facts)
+    digests = [digest[:DIGEST] for digest in fact_table.column("digest")]
+    labels_of: dict[bytes, set[str]] = {}  # the labels in the record, by digest
+    for j, digest in enumerate(record.digests):
+        labels_of.setdefault(digest.tobytes(), set()).add(record.label_of(j))
+    relabelled = set()
+    for i, digest in enumerate(digests):
+        if digest in labels_of and labels_of[digest].isdisjoint((table.name_of(i), UNLABELLED)):
+            relabelled.add(i)
     roles: list[str | None] = [role_of.get(digest) for digest in digests]
     kinds: list[Kind | None] = [None if role is None else "exact" for role in roles]
     copy_roles: list[set[str]] = [set() if role is None else {role} for role in roles]
+
+    # Copies, which are other files.
     rest = [i for i, role in enumerate(roles) if role is None]
     looked_for: SearchDepth = "altered"
     if rest and not record.has_thumbnails:
         looked_for = "exact"
     elif rest:
-        appearance = Appearance.of(table_of_facts.take(rest))
+        appearance = Appearance.of(fact_table.take(rest))
         pairs, looked_for = find_copies_of_known(appearance, record.appearance(), progress)
         if looked_for == "altered" and not record.has_keypoints:
             looked_for = "near"
@@ -402,13 +414,6 @@ def find_overlap(
             copy_roles[i].add(role)
             kinds[i] = min(kind, kinds[i] or kind, key=get_args(Kind).index)  # the one that `Kind` lists first
             roles[i] = highest_role(role, roles[i])
-    labels_of: dict[bytes, set[str]] = {}  # the labels in the record, by digest
-    for j, digest in enumerate(record.digests):
-        labels_of.setdefault(digest.tobytes(), set()).add(record.label_of(j))
-    relabelled = set()
-    for i, digest in enumerate(digests):
-        if digest in labels_of and labels_of[digest].isdisjoint((table.name_of(i), UNLABELLED)):
-            relabelled.add(i)
     return Overlap(
         roles=tuple(roles),
         kinds=tuple(kinds),
@@ -466,22 +471,21 @@ def inherit_splits(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | 
             states.append("new")
         else:
             states.append("relabelled" if i in overlap.relabelled else "same label")
-    roles_of: dict[tuple[str, int], set[str]] = {}  # the roles of the copies of a group's images, by state and group
+    roles_of = defaultdict[tuple[str, int], set[str]](set)  # of the copies of a group's images, by state and group
     for state, group, roles in zip(states, groups, overlap.copy_roles, strict=True):
-        roles_of.setdefault((state, group), set()).update(roles)
+        roles_of[state, group].update(roles)
     kept: list[str | None] = []
     conflicting = []
     for i, (state, group, role) in enumerate(zip(states, groups, overlap.roles, strict=True)):
         if state == "same label":
             kept.append(role)
             continue
-        fixed = roles_of.get(("same label", group), set())
-        candidates = fixed | roles_of.get(("new", group), set())
-        if not fixed and ("relabelled", group) in roles_of:
+        fixed, relabelled, copies = (roles_of[s, group] for s in ("same label", "relabelled", "new"))
+        if relabelled and not fixed:
             # No image determines the split of this group, so the whole group gets the highest role.
-            kept.append(highest_role(*roles_of["relabelled", group], *candidates))
+            kept.append(highest_role(*relabelled, *copies))
             continue
-        splits = candidates if state == "new" else fixed
+        splits = fixed | copies if state == "new" else fixed
         split = next(iter(splits), None)
         if len(splits) > 1 or highest_role(role, split) != split:
             kept.append(None)
