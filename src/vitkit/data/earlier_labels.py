@@ -107,7 +107,9 @@ def compare_with_runs(
     missing: dict[str, MissingTestImage] = {}  # by digest
     proposed = {item.path: item._replace(digest=digests.get(item.path, "")) for item in table.earlier}
     for run in runs:
-        run_table, contents, changes = split_from_file(run / SPLIT), read_contents(run / SPLIT), read_changes(run)
+        run_table = split_from_file(run / SPLIT)
+        contents = read_contents(run / SPLIT)
+        changes = read_changes(run)
         stored = {item.digest: item.before for item in changes.changed}
         labels_in_run = _labels_in_run(run.name, run_table, contents, changes)
         compared = {

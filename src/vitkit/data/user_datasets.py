@@ -31,6 +31,7 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import progress
 
 NAME = "datasets given from Python"
+_MODES_OF_UNKNOWN_RANGE = ("I", "F")  # the beginnings of Pillow's modes of integers and floats
 
 
 class Labelled(Protocol):
@@ -296,12 +297,11 @@ def read_item(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | T
         item = dataset[index]
         # (None, None) stands for anything else than a pair, which is reported below.
         image, label = item if isinstance(item, Sequence) and len(item) == 2 else (None, None)
-        has_known_range = isinstance(image, Image.Image) and not image.mode.startswith(("I", "F"))
-        if has_known_range:  # convert the picture as `decode` converts a file
-            image = flattened(ImageOps.exif_transpose(image))[0]
+        if isinstance(image, Image.Image) and not image.mode.startswith(_MODES_OF_UNKNOWN_RANGE):
+            image, _ = flattened(ImageOps.exif_transpose(image))  # as `decode` converts a file
     except Exception as error:  # the caller's code may raise anything, even StopIteration, which would end an epoch
         raise VitkitError("data.dataset-item", f"{where}: {type(error).__name__}: {first_line(error)}") from error
-    if isinstance(image, Image.Image) and not has_known_range:
+    if isinstance(image, Image.Image) and image.mode.startswith(_MODES_OF_UNKNOWN_RANGE):
         reason = f"{where} is a picture of mode {image.mode}, whose range of numbers is unknown"
         raise VitkitError("data.image-mode", f"{reason}: convert it to 8 bits")
     if image is None or label is None:
