@@ -64,8 +64,10 @@ class _MemberIndex:
         parts = key.split("/")
         if key in ("", ".") and member is None:
             return
-        is_unsafe = len(parts) > 100 or len(key) > 4096 or ":" in parts[0] or "\0" in key  # C: is a drive of Windows
-        if is_unsafe or not {"", ".", ".."}.isdisjoint(parts):
+        is_too_long = len(parts) > 100 or len(key) > 4096
+        has_drive = ":" in parts[0]  # of Windows, such as C:
+        leads_elsewhere = not {"", ".", ".."}.isdisjoint(parts)
+        if is_too_long or has_drive or leads_elsewhere or "\0" in key:
             self.unsafe.append(name)
         elif member is None:
             self.folders.add(key)
@@ -185,8 +187,14 @@ def _index_of(path: Path, stamp: tuple[int, ...]) -> _MemberIndex:  # noqa: ARG0
         name = info.orig_filename.replace("\\", "/")  # some Windows programs write "\"
         member = None
         if not name.endswith("/"):
-            sizes, is_encrypted = (info.compress_size, info.file_size), bool(info.flag_bits & 1)
-            member = _Member(info.header_offset, *sizes, info.compress_type, info.CRC, is_encrypted)
+            member = _Member(
+                offset=info.header_offset,
+                packed=info.compress_size,
+                size=info.file_size,
+                method=info.compress_type,
+                crc32=info.CRC,
+                is_encrypted=bool(info.flag_bits & 1),
+            )
         index.add(path, name, member)
     return index
 
@@ -319,9 +327,9 @@ class _Tree:
             self._overlooked.hidden.add(str(self._root / key))
 
     def _holds_images(self, key: str) -> bool:
-        return any(why_ignored(name) is None for name in self._files[key]) or any(
-            self._holds_images(_join(key, name)) for name in self._folders[key]
-        )
+        if any(why_ignored(name) is None for name in self._files[key]):
+            return True
+        return any(self._holds_images(_join(key, name)) for name in self._folders[key])
 
     def lines(self) -> tuple[str, ...]:
         """Return one line about the ignored folders that contain images, and one about members with invalid names."""

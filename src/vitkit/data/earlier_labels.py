@@ -110,7 +110,7 @@ def compare_with_runs(
         run_table = split_from_file(run / SPLIT)
         contents = read_contents(run / SPLIT)
         changes = read_changes(run)
-        stored = {item.digest: item.before for item in changes.changed}
+        stored = {item.digest: item.before for item in changes.changed}  # labels from before this run
         labels_in_run = _labels_in_run(run.name, run_table, contents, changes)
         compared = {
             path: labels_in_run[digest] for path, digest in digests.items() if path in now and digest in labels_in_run
@@ -131,14 +131,15 @@ def compare_with_runs(
 
         for path, label in labels_then.items():
             item = compared[path]
-            is_proposal = stored.get(item.digest) == UNLABELLED and label == now[path]  # nobody has changed it since
+            # A label that a model proposed before the run remains a proposal until somebody changes it.
+            is_proposal = stored.get(item.digest) == UNLABELLED and label == now[path]
             earlier.setdefault(path, item._replace(path=path, before=UNLABELLED if is_proposal else label))
 
         tests = _test_images_of_run(run, contents, changes, table.task)
         trained = set(contents.values()) - tests.keys()
         tested_now = [digests[path] for path in tested if path in digests and digests[path] not in trained]
-        tested_again = sum(digest in tests for digest in tested_now)
-        if tested_now and 2 * tested_again >= len(tested_now):
+        in_test_of_run = [digest for digest in tested_now if digest in tests]
+        if in_test_of_run and 2 * len(in_test_of_run) >= len(tested_now):
             for digest, test in tests.items():
                 if digest not in present:
                     missing.setdefault(digest, test._replace(label=new_name.get(test.label, test.label)))

@@ -39,6 +39,7 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     group_column = _find_group_column(columns)
     if group_column is not None:
         columns.remove(group_column)
+
     has_label_column = "label" in rows.columns
     labels = _read_label_column(name, rows) if has_label_column else _read_class_columns(name, rows, columns)
     names_of_images = [sorted(set(names)) for names in labels.names]
@@ -47,14 +48,14 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
         raise VitkitError("data.classes-missing", f"{name} contains no classes: every label is empty")
     paths = _read_paths(name, rows)
     groups = {} if group_column is None else _read_groups(name, rows, paths, group_column)
-    joined = [JOINT.join(names) for names in names_of_images]
-    refuse_lookalikes(name, classes, zip(paths, joined, splits, strict=True))
+    joined_names = [JOINT.join(names) for names in names_of_images]
+    refuse_lookalikes(name, classes, zip(paths, joined_names, splits, strict=True))
 
     notes = [labels.note] if labels.note else []
     if groups:
         notes.append(f"images with the same {group_column!r} stay in one split")
     overlooked = []
-    if columns and has_label_column:
+    if columns and has_label_column:  # otherwise each of the columns is a class
         unread = listed([column or "(without a title)" for column in columns], 20)
         overlooked.append(f"{plural(len(columns), 'column is', 'columns are')} not read: {unread}")
     root = file.parent.resolve()

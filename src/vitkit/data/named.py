@@ -318,7 +318,8 @@ def _progress_and_timeout(task: str) -> Iterator[None]:
     """Report torchvision's downloads to `progress`, and let them time out if the server stops sending."""
     from torchvision.datasets import utils
 
-    bar, timeout = utils.tqdm, socket.getdefaulttimeout()
+    bar = utils.tqdm
+    timeout = socket.getdefaulttimeout()
     utils.tqdm = partial(_ProgressBar, task)
     socket.setdefaulttimeout(_TIMEOUT)
     try:

@@ -36,7 +36,7 @@ class SourceKind:
     name: str
     description: str  # in a few words, for error messages that list all kinds
     # A function (name, path, layout) that finds the images or raises VitkitError. `name` names the source in messages.
-    # The function of the kind that covers folders also accepts `follow_links=True`.
+    # The function of the kind that covers folders also accepts `follow_links`.
     read: Callable[..., ImageTable]
     suffixes: tuple[str, ...] = ()  # of files, in lower case
     has_layout: bool = False  # whether it contains folders that may be classes or splits (`--layout`)
@@ -139,16 +139,17 @@ def read_table(data: str | Path, layout: LayoutName = "auto", *, follow_links: b
         raise VitkitError(
             "data.option-unsuited", f"--layout {layout} applies to folders, but {data} is a {kind.name}; leave it out"
         )
-    return kind.read(str(data), root, layout, **_link_arguments(kind, data, follow_links=follow_links))
+    if kind.is_for_folders:
+        return kind.read(str(data), root, layout, follow_links=follow_links)
+    if follow_links:
+        raise _links_unsuited(kind, data)
+    return kind.read(str(data), root, layout)
 
 
-def _link_arguments(kind: SourceKind, data: str | Path, *, follow_links: bool) -> dict[str, bool]:
-    """Return `follow_links` as a keyword argument if it is True. Raise VitkitError if the kind does not accept it."""
-    if follow_links and not kind.is_for_folders:
-        raise VitkitError(
-            "data.option-unsuited", f"--follow-links applies to folders, but {data} is a {kind.name}; leave it out"
-        )
-    return {"follow_links": True} if follow_links else {}
+def _links_unsuited(kind: SourceKind, data: str | Path) -> VitkitError:
+    return VitkitError(
+        "data.option-unsuited", f"--follow-links applies to folders, but {data} is a {kind.name}; leave it out"
+    )
 
 
 def find_source(data: str | Path) -> SourceKind | None:
@@ -201,7 +202,8 @@ def read_unlabelled(data: str | Path, *, follow_links: bool = False) -> ImageTab
     kind = kind_of(root)
     if kind is None or kind.find_all_images is None:
         raise VitkitError("data.source-missing", f"no such folder or archive of pictures: {data}")
-    _link_arguments(kind, data, follow_links=follow_links)
+    if follow_links and not kind.is_for_folders:
+        raise _links_unsuited(kind, data)
     is_local = address_of(root) is None
     if is_local:
         root = root.resolve()

@@ -91,8 +91,6 @@ class Stored:
 Place = Path | Stored
 Opener = Callable[[Path], Storage]
 STORAGES: dict[str, Opener] = {}  # by the suffix of their files; `data.sources` registers them
-
-
 # How a folder or an address of a kind of storage is recognised, and opened. `data.sources` registers them, too.
 FOLDER_STORAGES: list[tuple[Callable[[Path], bool], Opener]] = []
 
@@ -106,7 +104,10 @@ def storage_at(path: Path) -> Storage | None:
     opener = STORAGES.get(path.suffix.lower())
     if opener is not None and os.path.isfile(path):  # noqa: PTH113  # see `image_exists`
         return opener(path)
-    return next((open_folder(path) for is_of_kind, open_folder in FOLDER_STORAGES if is_of_kind(path)), None)
+    for is_of_kind, open_folder in FOLDER_STORAGES:
+        if is_of_kind(path):
+            return open_folder(path)
+    return None
 
 
 def open_place(place: str | Place) -> BinaryIO:
@@ -334,8 +335,11 @@ def find_images(sources: Iterable[str], overlooked: SearchLog | None = None) -> 
                 raise VitkitError("data.source-missing", f"no such file, folder or pattern: {source}")
             paths = [path for match in matches for path in _images_of(match, overlooked)]
         if not paths:
+            because = ""
             unreadable = list(overlooked.unreadable.items())[unreadable_before:]
-            because = "".join(f": {folder} cannot be read ({reason})" for folder, reason in unreadable[:1])
+            if unreadable:
+                folder, reason = unreadable[0]
+                because = f": {folder} cannot be read ({reason})"
             raise VitkitError("data.images-missing", f"no images in {source}{because}")
         found += sorted(paths, key=natural_key)
     return found

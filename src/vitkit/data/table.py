@@ -174,12 +174,14 @@ def refuse_lookalikes(name: str, classes: Sequence[str], rows: Iterable[Row] = (
         first = first_names.setdefault(normal_form(second), second)
         if first == second:
             continue
-        # Names that consist of the same characters differ in their spaces.
-        differ = [c for c in second + first if (c in first) != (c in second)] or [" "]
-        # Describe the character that is hardest to see.
-        differ.sort(key=lambda c: (not _INVISIBLE.match(c), not c.isspace(), not unicodedata.combining(c)))
-        code = ord(differ[0])
-        difference = f"U+{code:04X} {unicodedata.name(differ[0], '(a control character)')}"
+        in_one_name = [c for c in second + first if (c in first) != (c in second)]
+        # Describe the character that is hardest to see. Names that consist of the same characters differ in spaces.
+        hardest = min(
+            in_one_name or [" "],
+            key=lambda c: (not _INVISIBLE.match(c), not c.isspace(), not unicodedata.combining(c)),
+        )
+        code = ord(hardest)
+        difference = f"U+{code:04X} {unicodedata.name(hardest, '(a control character)')}"
         if 0xDC80 <= code <= 0xDCFF:  # Python's `surrogateescape` stores other bytes so
             difference = f"the byte 0x{code - 0xDC00:02X}, which is not UTF-8"
         example = next((f" (the latter in {path})" for path, label, _ in rows if second in label), "")
