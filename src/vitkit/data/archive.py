@@ -218,7 +218,8 @@ def _members_of_zip(path: Path) -> list[ZipInfo]:
 def _index_of_tar(path: Path) -> _MemberIndex:
     import tarfile
 
-    index, archive_size = _MemberIndex(), path.stat().st_size
+    index = _MemberIndex()
+    archive_size = path.stat().st_size
     try:
         with tarfile.open(path, "r:") as archive:
             while (info := archive.next()) is not None:
@@ -262,7 +263,8 @@ class _Tree:
     """The folders in an archive, with the methods that `data.layout` uses for folders on disk."""
 
     def __init__(self, path: Path, overlooked: SearchLog) -> None:
-        self._root, self._overlooked = path, overlooked
+        self._root = path
+        self._overlooked = overlooked
         self._files: dict[str, list[str]] = {"": []}
         self._folders: dict[str, set[str]] = {"": set()}
         try:
@@ -285,7 +287,8 @@ class _Tree:
 
     def _add_folder(self, key: str) -> None:
         if key not in self._folders:
-            self._folders[key], self._files[key] = set(), []
+            self._folders[key] = set()
+            self._files[key] = []
             parent, _, name = key.rpartition("/")
             self._add_folder(parent)
             self._folders[parent].add(name)

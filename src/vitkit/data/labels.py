@@ -305,8 +305,9 @@ def is_list_of_suspects(file: str | Path) -> bool:
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
     with path.open("rb") as opened:
-        header = opened.readline(2**16).decode("utf-8-sig", "replace").strip().lower().replace(";", ",")
-    return set(header.replace('"', "").split(",")) >= set(COLUMNS) - {"chance"}  # which early versions did not write
+        header = opened.readline(2**16).decode("utf-8-sig", "replace").strip().lower()
+    titles = header.replace(";", ",").replace('"', "").split(",")
+    return set(titles) >= set(COLUMNS) - {"chance"}  # which early versions did not write
 
 
 def read_suspects(file: str | Path) -> list[Suspect]:
@@ -315,17 +316,18 @@ def read_suspects(file: str | Path) -> list[Suspect]:
     Raises:
         VitkitError: the file is not such a list; the message names the line.
     """
-    known, expected = {name: name for name in COLUMNS}, f"{' and '.join(COLUMNS)}, each once"
+    known = {name: name for name in COLUMNS}
+    expected = f"{' and '.join(COLUMNS)}, each once"
     table = read_rows(str(file), read_bytes(file), known, COLUMNS, expected, errors="surrogateescape")
     suspects = []
     for line, cells in table.rows:
-        path, label, suggested, score, cell = (restored(cells.get(name, "")) for name in COLUMNS)
+        path, label, suggested, score, text = (restored(cells.get(name, "")) for name in COLUMNS)
         try:
-            chance = float(cell)
+            chance = float(text)
         except ValueError:
             chance = -1.0  # no number is as wrong as a number below 0
         if not 0 <= chance <= 1:
-            raise VitkitError("data.chance-invalid", f"{file}, line {line}: chance must be from 0 to 1, not {cell!r}")
+            raise VitkitError("data.chance-invalid", f"{file}, line {line}: chance must be from 0 to 1, not {text!r}")
         suspects.append(Suspect(path, label, suggested, score, chance))
     return suspects
 

@@ -184,7 +184,8 @@ def prefetch_shards(batches: Iterator[T], shards: _Shards, order: Sequence[int],
     first_images: dict[int, int] = {}  # of each shard, in the order of use
     for image, number in enumerate(order):
         first_images.setdefault(number, image)
-    free, is_closed = threading.Semaphore(_SHARDS_AHEAD), threading.Event()
+    free = threading.Semaphore(_SHARDS_AHEAD)
+    is_closed = threading.Event()
 
     def download_all() -> None:
         for number in first_images:
@@ -220,19 +221,7 @@ def _cache_shard(address: str, sha256: str, size: int) -> None:
     if _is_downloading(partial):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    copies = []
-    for copy in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            stat = copy.stat()
-            copies.append((stat.st_mtime, stat.st_size, copy))
-    used = sum(bytes_used for _, bytes_used, _ in copies)
-    limit = min((shutil.disk_usage(folder).free + used) // 2, _MAX_CACHE)
-    for _, bytes_used, copy in sorted(copies):
-        if used + size <= limit:
-            break
-        copy.unlink(missing_ok=True)
-        used -= bytes_used
-    if used + size > limit:
+    if not _make_space(folder, size):
         return
     partial.unlink(missing_ok=True)  # a killed process may have left it
     try:
@@ -247,6 +236,23 @@ def _cache_shard(address: str, sha256: str, size: int) -> None:
             partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _make_space(folder: Path, size: int) -> bool:
+    """Delete the least recently used copies until `size` more bytes are allowed. Return whether they are."""
+    copies = []
+    for copy in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            stat = copy.stat()
+            copies.append((stat.st_mtime, stat.st_size, copy))
+    used = sum(bytes_used for _, bytes_used, _ in copies)
+    limit = min((shutil.disk_usage(folder).free + used) // 2, _MAX_CACHE)
+    for _, bytes_used, copy in sorted(copies):
+        if used + size <= limit:
+            break
+        copy.unlink(missing_ok=True)
+        used -= bytes_used
+    return used + size <= limit
 
 
 def _folder() -> Path:
