@@ -217,7 +217,7 @@ def split(
     free = [i for i, split_name in enumerate(splits) if split_name in (None, "train")]
     assigned: dict[int, str] = {}
     if kept is not None:
-        may_be = ("train", "val") if present else SPLITS
+        may_be = ("train", "val") if "test" in present else SPLITS
         for i in free:
             name = kept[i]
             if name is not None and name in may_be:
