@@ -103,10 +103,9 @@ def doctor(
     from vitkit.data.labels import is_list_of_suspects
 
     out, labels, data_root = path_of(out), path_of(labels), path_of(data_root)
-    # `against` compares photographs without labels.
-    flags = {"--labels": labels, "--data-root": data_root, "--layout": layout != "auto"}
-    check_conflicts({"--against": against is not None}, flags)
-    if against is not None:
+    if against is not None:  # the photographs have no labels
+        flags = {"--labels": labels, "--data-root": data_root, "--layout": layout != "auto"}
+        check_conflicts({"--against": True}, flags)
         return compare_with_run(against, data, out, follow_links=follow_links, force=force)
     if is_list_of_suspects(data):
         flags = {"--layout": layout != "auto", "--follow-links": follow_links}
@@ -127,9 +126,13 @@ def doctor(
         diagnosis = examine(table, Preprocess(size=(224, 224)))
         if out is not None:
             write_checkup(out, diagnosis)
-    arguments = [str(data), *([] if labels is None else ["--labels", str(labels)])]
-    arguments += [] if layout == "auto" else ["--layout", layout]
-    arguments += ["--follow-links"] if follow_links else []
+    arguments = [str(data)]
+    if labels is not None:
+        arguments += ["--labels", str(labels)]
+    if layout != "auto":
+        arguments += ["--layout", layout]
+    if follow_links:
+        arguments.append("--follow-links")
     return _checkup(diagnosis, out, shlex.join(arguments))
 
 
@@ -141,34 +144,31 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, arguments: str) -> Result:
     from vitkit.data.storage import natural_key
     from vitkit.reporting.dataset_report import pictures_of, verdict_of_data
 
+    images = diagnosis.table
+    statistics = diagnosis.to_dict()
+    counts = statistics["classes"]  # the number of images of each class
     verdict = verdict_of_data(diagnosis)
-    images, figures, pictures = diagnosis.table, diagnosis.to_dict(), pictures_of(diagnosis)
-    about = f"{images.name}: {len(images)} images in {len(images.classes)} classes"
-    sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
-    counts = figures["classes"]
+    pictures = pictures_of(diagnosis)
+    summary = f"{images.name}: {len(images)} images in {len(images.classes)} classes"
+
+    lines = [f"{summary}, {images.place}"]
+    if images.layout:
+        lines.append(images.layout)
     width, largest = max(map(len, counts)), max(counts.values())
-    splits, formats, modes = (
-        ", ".join(f"{count} {name}" for name, count in figures[kind].items()) for kind in ("splits", "formats", "modes")
-    )
-    lines = [
-        f"{about}, {images.place}",
-        *([images.layout] if images.layout else []),
-        *(
-            f"  {name:{width}}  {counts[name]:6}  {'#' * max(1, round(40 * counts[name] / largest))}"
-            for name in sorted(counts, key=natural_key)
-        ),
-        *([f"splits   {splits}"] if splits else []),
-        f"formats  {formats}",
-        f"colours  {modes}",
-        *(
-            f"{name:7}  {figures[name]['min']:g} to {figures[name]['max']:g}, "
-            f"median {figures[name]['median']:g} ({unit})"
-            for name, unit in sizes
-        ),
-        *map(str, diagnosis.findings),
-        *([f"with pictures: {out}"] if out is not None else []),
-        f"{verdict.sentence}{'' if diagnosis.findings else ': nothing wrong was found'}.",
-    ]
+    for name in sorted(counts, key=natural_key):
+        bar = "#" * max(1, round(40 * counts[name] / largest))
+        lines.append(f"  {name:{width}}  {counts[name]:6}  {bar}")
+    for heading, key in (("splits", "splits"), ("formats", "formats"), ("colours", "modes")):
+        if statistics[key]:  # not all data have splits
+            lines.append(f"{heading:7}  {', '.join(f'{count} {name}' for name, count in statistics[key].items())}")
+    for name, unit in (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height")):
+        size = statistics[name]
+        lines.append(f"{name:7}  {size['min']:g} to {size['max']:g}, median {size['median']:g} ({unit})")
+    lines += map(str, diagnosis.findings)
+    if out is not None:
+        lines.append(f"with pictures: {out}")
+    lines.append(f"{verdict.sentence}{'' if diagnosis.findings else ': nothing wrong was found'}.")
+
     if verdict.level == "good":
         next_step = f"vitkit train {arguments}"
     elif out is None:
@@ -179,19 +179,17 @@ def _checkup(diagnosis: Diagnosis, out: Path | None, arguments: str) -> Result:
     def html() -> str:
         from vitkit.text.pages import finding, image, table, to_png
 
+        paragraph = f"<p>{escape(verdict.sentence)}. {escape(summary)}</p>"
         findings = "".join(finding(str(problem)) for problem in diagnosis.findings) or "<p>Nothing wrong was found.</p>"
         caption, draw = next(iter(pictures.items()))
-        cells = [[escape(name), str(count)] for name, count in counts.items()]
-        chart = image(caption, to_png(draw()), "png")
-        return (
-            f"<p>{escape(verdict.sentence)}. {escape(about)}</p>" + findings + chart + table(cells, ("class", "images"))
-        )
+        rows = [[escape(name), str(count)] for name, count in counts.items()]
+        return paragraph + findings + image(caption, to_png(draw()), "png") + table(rows, ("class", "images"))
 
     return Result(
         "doctor",
         lines,
         {"diagnosis": diagnosis, "out": out, "is_trustworthy": not diagnosis.has_problems},
-        json=figures,
+        json=statistics,
         rows=[{"class": name, "images": count} for name, count in counts.items()],
         pictures=pictures,
         html=html,
@@ -210,54 +208,64 @@ def _review_labels(file: Path, out: Path | None, labels: Path | None, data_root:
     from vitkit.evaluation.registry import read_figures
 
     run = file.parent
-    split = next((folder / SPLIT for folder in (run, *folds_in(run)) if (folder / SPLIT).is_file()), None)
-    if split is None:
+    split_file = next((folder / SPLIT for folder in (run, *folds_in(run)) if (folder / SPLIT).is_file()), None)
+    if split_file is None:
         raise VitkitError(
             "verbs.run-missing",
             f"{file} is not in the folder of its run, which records where the pictures are: "
             "pass the file in that folder",
         )
-    table = split_from_file(split)
-    rows, notes = read_suspects(file), list[str]()
-    has_figures = (run / EVALUATION).is_file()
-    if has_figures and (sentence := describe_labels(read_figures(run / EVALUATION))):  # test labels that have changed
-        notes.append(sentence)
-    suspects, images, remarks = _undecided_suspects(rows, table, run, labels)
-    notes += remarks
-    decided, tested = len(rows) - len(suspects), held_out_split(table)
-    held_out = sum(table.splits[i] == tested for i in images)
-    changed, path_now = "", dict[str, str]()
-    if out is not None or data_root is not None or table.root.exists():
-        now, positions = images_of_run(split, data_root), sorted(set(images))
-        checked, changes = check_images(now.take(positions), read_contents(split) if data_root is None else {})
-        changed = changes.text if changes else ""
-        path_now = {table.paths[i]: path for i, path in zip(positions, checked.paths, strict=True)}
+    table = split_from_file(split_file)
+    rows = read_suspects(file)
+    suspects, positions, notes = _undecided_suspects(rows, table, run, labels)
+    decided = len(rows) - len(suspects)
+    if (run / EVALUATION).is_file():
+        changed_labels = describe_labels(read_figures(run / EVALUATION))  # of test images, since the evaluation
+        notes = [changed_labels, *notes] if changed_labels else notes
+    test_split = held_out_split(table)
+    held_out = sum(table.splits[i] == test_split for i in positions)
     consequence = (
         f"{plural(held_out, 'of these images is', 'of these images are')} held out: if one gets another label, the "
         "test figure keeps counting its previous label, and if it is left out, it counts as the run predicted it"
     )
+
+    changed = ""  # a description of the images whose content has changed
+    if out is not None or data_root is not None or table.root.exists():
+        images = images_of_run(split_file, data_root)
+        positions = sorted(set(positions))
+        # Under `data_root`, the images have been found by their content, so that it need not be compared again.
+        contents = read_contents(split_file) if data_root is None else {}
+        checked, changes = check_images(images.take(positions), contents)
+        changed = changes.text if changes else ""
     if out is not None:
         from vitkit.reporting.dataset_report import write_suspects
 
-        check_out(out, (".html",), [str(now.root)])
-        files = [now.at(path_now.get(suspect.path, suspect.path)) for suspect in suspects]
+        check_out(out, (".html",), [str(images.root)])
+        path_now = {table.paths[i]: path for i, path in zip(positions, checked.paths, strict=True)}
+        files = [images.at(path_now.get(suspect.path, suspect.path)) for suspect in suspects]
         advice = _advice(run, public_path(table.name), run.name, consequence)  # the page may be sent to others
         with exclusive_out(out, force=force):
             write_suspects(out, f"Labels to look at: {run.name}", suspects, files, advice)
-    shown = [(row.score, f"{row.label} -> {row.suggested}", row.path) for row in suspects[:_PRINTED]]
-    looks, more = plural(len(suspects), "label looks", "labels look"), len(suspects) - len(shown)
-    already = f", {decided} more decided already" if decided else ""
-    lines = [
-        f"{file}: {looks} wrong, of {len(table)}{already}{chance_in_words(suspects)}",
-        *(aligned([("score", "label -> looks like", "path"), *shown]) if shown else []),
-        *([f"and {more} more"] if more else []),
-        *([f"note: {changed}: their labels were suspected for other pictures"] if changed else []),
-        *(f"note: {note}" for note in notes),
-        *([_advice(run, table.name, str(run), consequence)] if shown else []),
-        *([f"with pictures: {out}"] if out is not None else []),
-    ]
+
+    summary = f"{file}: {plural(len(suspects), 'label looks', 'labels look')} wrong, of {len(table)}"
+    if decided:
+        summary += f", {decided} more decided already"
+    lines = [summary + chance_in_words(suspects)]
+    if suspects:
+        cells = [(row.score, f"{row.label} -> {row.suggested}", row.path) for row in suspects[:_PRINTED]]
+        lines += aligned([("score", "label -> looks like", "path"), *cells])
+    if len(suspects) > _PRINTED:
+        lines.append(f"and {len(suspects) - _PRINTED} more")
+    if changed:
+        lines.append(f"note: {changed}: their labels were suspected for other pictures")
+    lines += [f"note: {note}" for note in notes]
+    if suspects:
+        lines.append(_advice(run, table.name, str(run), consequence))
+    if out is not None:
+        lines.append(f"with pictures: {out}")
+
     counts = {"run": run, "data": table.name, "images": len(table), "decided": decided, "held_out": held_out}
-    facts = {**counts, "file": file, "suspects": suspects, "changed": changed, "notes": tuple(notes), "out": out}
+    facts = {"file": file, "suspects": suspects, "changed": changed, "notes": tuple(notes), "out": out}
     json = {
         **counts,
         "expected_by_chance": sum(suspect.chance for suspect in suspects),
@@ -265,7 +273,8 @@ def _review_labels(file: Path, out: Path | None, labels: Path | None, data_root:
         "notes": notes,
         "suspects": [suspect._asdict() for suspect in suspects],
     }
-    return Result("doctor", lines, {**facts, "is_trustworthy": True, "consequence": consequence}, json=json)
+    facts |= {**counts, "is_trustworthy": True, "consequence": consequence}
+    return Result("doctor", lines, facts, json=json)
 
 
 def _undecided_suspects(
@@ -278,10 +287,13 @@ def _undecided_suspects(
     from vitkit.data.corrections import CurrentLabels
     from vitkit.data.labels import PathFinder, decisions_since, read_labels
 
-    finder, decided, notes = PathFinder(table.root, table.paths), set[int](), list[str]()
+    finder = PathFinder(table.root, table.paths)
+    decided: set[int] = set()
+    notes: list[str] = []
     if labels is not None:
         label_file = read_labels(labels)
-        decided = {i for path in decisions_since(label_file, run) for i in finder.find(path)}
+        for path in decisions_since(label_file, run):
+            decided.update(finder.find(path))
         current = CurrentLabels(table)
         current.take(label_file)
         notes += current.describe_lost(public_path(label_file.name))

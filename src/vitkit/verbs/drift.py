@@ -53,7 +53,8 @@ def compare_with_run(
     """Check whether photographs are similar to the validation and test images of a model; see `vitkit.doctor`."""
     from vitkit.evaluation.drift import LEVEL, Sample, class_shares, drift_tests
 
-    names, notes = source_names(photos), Notes()
+    names = source_names(photos)
+    notes = Notes()
     name = Path(model).resolve().name if isinstance(model, (str, Path)) else "the model"
     if out is not None:
         check_out(out, (".html",), source_folders(names))
@@ -66,8 +67,9 @@ def compare_with_run(
         sample, unfamiliar, errors = _predict(classifier, trust, paths)
         if len(sample) < _FEW:
             notes(f"with {plural(len(sample), 'photograph', 'photographs')}, only large differences are noticed")
-        before, classes = Sample.recorded(trust), classifier.classes
-        tests = drift_tests(before, sample, classes)
+
+        recorded = Sample.recorded(trust)
+        tests = drift_tests(recorded, sample, classifier.classes)
         rows = [
             {
                 "test": test.title,
@@ -81,18 +83,42 @@ def compare_with_run(
         ]
         different = [test.title for test in tests if test.adjusted <= LEVEL]
         verdict = _verdict(name, len(sample), trust, different)
-        earlier, now = class_shares(before, classes), class_shares(sample, classes)
-        shares = {label: (earlier[label], now[label]) for label in classes}
+        shares_before = class_shares(recorded, classifier.classes)
+        shares_now = class_shares(sample, classifier.classes)
+        shares = {label: (shares_before[label], shares_now[label]) for label in classifier.classes}
         if out is not None:
             from vitkit.reporting.dataset_report import write_drift
 
             captions = []
             for photo in unfamiliar:
-                familiar = [] if photo.familiar is None else [f"familiar {photo.familiar:.4f}"]
-                caption = (f"{photo.label}, {photo.confidence:.3f}", *familiar, Path(photo.path).name)
-                captions.append((photo.path, caption))
+                caption = [f"{photo.label}, {photo.confidence:.3f}"]
+                if photo.familiar is not None:
+                    caption.append(f"familiar {photo.familiar:.4f}")
+                captions.append((photo.path, [*caption, Path(photo.path).name]))
             write_drift(out, verdict, rows, shares, captions, notes.lines, LEVEL)
-    facts = {
+
+    headings = ("", "images of the run", "these photographs", "p", "adjusted")
+    cells = [(test.title, test.before, test.now, f"{test.p:.4f}", f"{test.adjusted:.4f}") for test in tests]
+    photographs = [("path", "label", "confidence", "familiar")]
+    for photo in unfamiliar[:_PRINTED]:
+        familiar = "" if photo.familiar is None else f"{photo.familiar:.4f}"
+        photographs.append((harmless(photo.path), photo.label, f"{photo.confidence:.3f}", familiar))
+    chance = f"{100 * LEVEL:g}%"
+    lines = [
+        verdict,
+        *aligned([headings, *cells]),
+        f"an adjusted value is at most {LEVEL:g} in no more than {chance} of comparisons in which nothing differs",
+        "",
+        "photographs that differ most:",
+        *aligned(photographs),
+    ]
+    lines += [f"note: {note}" for note in notes.lines]
+    for path, reason in islice(errors.items(), _PRINTED):
+        lines.append(f"note: {harmless(path)} cannot be read: {reason}")
+    if out is not None:
+        lines.append(f"with photographs: {out}")
+
+    figures = {
         "differs": bool(different),
         "images": len(sample),
         "validation_images": len(trust.held_out),
@@ -105,35 +131,13 @@ def compare_with_run(
         "computed": classifier.computed,
         "notes": tuple(notes.lines),
     }
-    chance = f"{100 * LEVEL:g}%"
-    headings = ("", "images of the run", "these photographs", "p", "adjusted")
-    cells = [(test.title, test.before, test.now, f"{test.p:.4f}", f"{test.adjusted:.4f}") for test in tests]
-    photographs = []
-    for photo in unfamiliar[:_PRINTED]:
-        value = "" if photo.familiar is None else f"{photo.familiar:.4f}"
-        photographs.append((harmless(photo.path), photo.label, f"{photo.confidence:.3f}", value))
-    lines = [
-        verdict,
-        *aligned([headings, *cells]),
-        f"an adjusted value is at most {LEVEL:g} in no more than {chance} of comparisons in which nothing differs",
-        "",
-        "photographs that differ most:",
-        *aligned([("path", "label", "confidence", "familiar"), *photographs]),
-        *(f"note: {note}" for note in notes.lines),
-        *(f"note: {harmless(path)} cannot be read: {reason}" for path, reason in islice(errors.items(), _PRINTED)),
-        *([f"with photographs: {out}"] if out is not None else []),
-    ]
-
-    answers = {"is_trustworthy": not different, "verdict": verdict}
-    named_tests = [{"name": test.name, **row} for test, row in zip(tests, rows, strict=True)]
-    changes = {name: {"before": before, "now": now} for name, (before, now) in shares.items()}
-    return Result(
-        "doctor",
-        lines,
-        {"model": name, **facts, "out": out, **answers},
-        json=facts | {"tests": named_tests, "shares": changes},
-        rows=rows,
-    )
+    json = {
+        **figures,
+        "tests": [{"name": test.name, **row} for test, row in zip(tests, rows, strict=True)],
+        "shares": {label: {"before": before, "now": now} for label, (before, now) in shares.items()},
+    }
+    facts = {**figures, "model": name, "out": out, "is_trustworthy": not different, "verdict": verdict}
+    return Result("doctor", lines, facts, json=json, rows=rows)
 
 
 def _verdict(model: str, images: int, trust: Trust, different: Sequence[str]) -> str:
@@ -183,25 +187,34 @@ def _predict(
     def familiarity(photo: UnfamiliarPhoto) -> tuple[float, float]:
         return 1.0 if photo.familiar is None else photo.familiar, photo.confidence
 
-    K, samples = len(classifier.classes), list[Sample]()
-    errors, unfamiliar, done = dict[str, str](), list[UnfamiliarPhoto](), 0
+    K = len(classifier.classes)
+    samples: list[Sample] = []
+    unfamiliar: list[UnfamiliarPhoto] = []
+    errors: dict[str, str] = {}
+    done = 0
     outcomes = classifier.logits_and_features(paths)
     while block := list(islice(outcomes, _BLOCK)):
         done += len(block)
         progress("comparing", done, len(paths))
-        errors |= {path: row for path, row in block if isinstance(row, str)}
-        readable = [(path, row) for path, row in block if not isinstance(row, str)]
+        readable, rows = [], []  # a row has the logits, followed by the features
+        for path, outcome in block:
+            if isinstance(outcome, str):
+                errors[path] = outcome
+            else:
+                readable.append(path)
+                rows.append(outcome)
         if not readable:
             continue
-        rows = np.stack([row for _, row in readable])  # the logits, followed by the features
-        sample = Sample.of(trust, classifier.calibrated(rows[:, :K]), rows[:, K:])
-        familiar = None if trust.unknown is None else trust.unknown.p_values(rows[:, K:])
-        for i, (path, _) in enumerate(readable):
-            label, confidence = classifier.classes[sample.predicted[i]], 1 - float(sample.doubt[i])
-            value = None if familiar is None else float(familiar[i])
-            unfamiliar.append(UnfamiliarPhoto(path, label, confidence, value))
-        unfamiliar = sorted(unfamiliar, key=familiarity)[:_KEPT]
+        outputs = np.stack(rows)
+        logits, features = outputs[:, :K], outputs[:, K:]
+        sample = Sample.of(trust, classifier.calibrated(logits), features)
         samples.append(sample)
+        p_values = None if trust.unknown is None else trust.unknown.p_values(features)
+        for i, path in enumerate(readable):
+            label = classifier.classes[sample.predicted[i]]
+            familiar = None if p_values is None else float(p_values[i])
+            unfamiliar.append(UnfamiliarPhoto(path, label, 1 - float(sample.doubt[i]), familiar))
+        unfamiliar = sorted(unfamiliar, key=familiarity)[:_KEPT]
     if not samples:
         raise VitkitError(
             "verbs.images-unreadable",

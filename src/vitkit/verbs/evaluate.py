@@ -102,12 +102,13 @@ class EvaluationResult(Result):
         """Return all figures with their intervals, the images that were left out, and the headline."""
         from vitkit.evaluation.figures import tta_lines
         from vitkit.evaluation.promises import trust_lines
-        from vitkit.text.pages import decimals
 
-        split, counted, total = self.headline.split, self.headline.images, len(self.evaluation.paths)
-        images = f"{total} {split} images"
-        if counted != total:
-            images = f"{counted} of {images}, without {total - counted} that the weights had seen,"
+        headline = self.headline
+        total = len(self.evaluation.paths)
+        images = f"{total} {headline.split} images"
+        if headline.images != total:
+            seen = total - headline.images
+            images = f"{headline.images} of {images}, without {seen} that the weights had seen,"
         lines = [f"{images} of {path_or_address(self.root)} ({self.computed})"]
         for name, value, interval in self._summary():
             lines.append(f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else ""))
@@ -115,33 +116,37 @@ class EvaluationResult(Result):
         lines += trust_lines(self.figures)
         width = max(5, *map(len, self.evaluation.classes))
         lines += ["", f"{'class':{width}}  precision  recall     F1  images"]
-        for name, row in self.figures["per_class"].items():
-            precision, recall, f1 = (decimals(row[key]) for key in ("precision", "recall", "f1"))
-            lines.append(f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {row['support']:6}")
+        for name, precision, recall, f1, support in self._class_rows():
+            lines.append(f"{name:{width}}  {precision:>9}  {recall:>6}  {f1:>5}  {support:>6}")
         lines += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
         report = "" if self.report is None else f"; report: {self.report}"
-        return [*lines, "", f"{self.headline.words}{report}"]
+        return [*lines, "", f"{headline.words}{report}"]
 
     def _summary(self) -> Iterator[tuple[str, float, str]]:
         """Yield the name, the value and the 95 % interval of each main figure. The interval is text, or empty."""
         from vitkit.text.cells import interval_text
 
         for name in self.evaluation.summary():
-            if isinstance(value := self.figures[name], float):
+            value = self.figures[name]
+            if isinstance(value, float):
                 bounds = self.figures["intervals_95"].get(name)
                 yield name, value, "" if bounds is None else interval_text(bounds)
+
+    def _class_rows(self) -> Iterator[tuple[str, str, str, str, str]]:
+        """Yield the name of each class with its precision, recall, F1 and number of images, as text."""
+        from vitkit.text.pages import decimals
+
+        for name, row in self.figures["per_class"].items():
+            yield name, decimals(row["precision"]), decimals(row["recall"]), decimals(row["f1"]), str(row["support"])
 
     def __repr__(self) -> str:
         return f"<EvaluationResult: {self.headline.words}>"
 
     def _repr_html_(self) -> str:
-        from vitkit.text.pages import decimals, table
+        from vitkit.text.pages import table
 
         main = [[escape(name), f"{value:.4f}", interval] for name, value, interval in self._summary()]
-        classes = [
-            [escape(name), *(decimals(row[key]) for key in ("precision", "recall", "f1")), str(row["support"])]
-            for name, row in self.figures["per_class"].items()
-        ]
+        classes = [[escape(name), *numbers] for name, *numbers in self._class_rows()]
         notes = "".join(f"<p>note: {escape(note)}</p>" for note in self.notes)
         heading = f"<p>{escape(self.lines()[0])}</p>{notes}"
         figures = table(main, ("figure", "value", "95 % interval"))
@@ -213,7 +218,9 @@ def evaluate(
     from vitkit.evaluation.figures import all_figures, tta_figures
     from vitkit.evaluation.promises import trust_figures
 
-    out, data_root, notes, is_of_run = path_of(out), path_of(data_root), Notes(), data is None
+    out, data_root = path_of(out), path_of(data_root)
+    notes = Notes()
+    is_of_run = data is None
     folder = Path(model) if isinstance(model, (str, Path)) else None  # may be the folder of a run
     check_conflicts({"--data-root": data_root}, {"DATA": data})
     make_classifier = open_for_labels(model, names, notes, preprocess)
@@ -230,12 +237,13 @@ def evaluate(
                 f"model.json has its classes in another order than {SPLIT}, so predictions would get wrong names: "
                 "restore the file that was edited",
             )
-    coverage, accuracy = promises.coverage, promises.accuracy
+    promised = {"coverage": promises.coverage, "accuracy": promises.accuracy}
     if tta is not None:  # raise an error for options that cannot be combined with views
-        classifier.with_views(tta).rules(coverage=coverage, accuracy=accuracy)
+        classifier.with_views(tta).rules(**promised)
     folders = set(table.folders)
     if not folders:  # a run has recorded its images, but not the folders that were searched
         folders = {(table.root / path).parent for path in table.paths} if _is_list(table) else {table.root}
+
     with exclusive_out_folder(out, sorted(map(str, folders)), force=force):  # before anything is computed
         if out is not None:
             _ = classifier.model  # raises an error for an exported file, as the report needs the model
@@ -250,23 +258,27 @@ def evaluate(
             next(classifier.stream([images.file(0)]))
         evaluate_with = partial(_evaluate, table=table, split=split, earlier=earlier, run=folder, run_table=run_table)
         evaluation, seconds = evaluate_with(classifier)
-        seen, caveat = seen_images(classifier, folder or "the model", table, split, is_of_run=is_of_run)
+        seen, doubt = seen_images(classifier, folder or "the model", table, split, is_of_run=is_of_run)
         if tta is None:
-            extra = trust_figures(
-                classifier, evaluation, seen, is_of_run=is_of_run, coverage=coverage, accuracy=accuracy
-            )
+            entries = trust_figures(classifier, evaluation, seen, is_of_run=is_of_run, **promised)
         else:
-            classifier, single_view = classifier.with_views(tta), evaluation
+            single_view = evaluation
+            classifier = classifier.with_views(tta)
             assert classifier.views is not None
             views = (str(classifier.views), classifier.views.count)
             evaluation, seconds_of_views = evaluate_with(classifier)
-            extra = tta_figures(single_view, evaluation, seen, views, (seconds, seconds_of_views))
-        has_labels = labels is not None or (not is_of_run and _is_list(table))  # of a file
-        if problems := _problems(folder if is_of_run else None, evaluation, has_labels=has_labels):
-            extra["problems"] = problems
-        further = classifier.computation | ({} if changes is None else changes.to_dict())
-        further |= earlier_figures(evaluation, earlier, seen) | extra
-        figures = all_figures(evaluation, seen, classifier.provenance, further, caveat)
+            entries = tta_figures(single_view, evaluation, seen, views, (seconds, seconds_of_views))
+        is_from_file = labels is not None or (not is_of_run and _is_list(table))
+        problems = _problems(folder if is_of_run else None, evaluation, has_labels=is_from_file)
+        if problems:
+            entries["problems"] = problems
+
+        about = dict(classifier.computation)
+        if changes is not None:
+            about |= changes.to_dict()
+        about |= earlier_figures(evaluation, earlier, seen)
+        about |= entries
+        figures = all_figures(evaluation, seen, classifier.provenance, about, doubt)
         findings = _findings(evaluation, figures)
         for finding in findings:
             notes(finding)
@@ -338,10 +350,12 @@ def _evaluate(
     if run_table is not None and run is not None:
         chosen = chosen_on(evaluation.split, classifier.provenance.get("recipe", {}), task_of(classifier.thresholds))
         return replace(grouped(evaluation, groups_of_run(run, run_table)), chosen=chosen), seconds
-    paths, row_of = evaluation.paths, {path: row for row, path in enumerate(table.paths)}
-    copies, first = content_numbers(table, paths), dict[int | str, int]()
-    same = [first.setdefault(copies.get(path, path), i) for i, path in enumerate(paths)]
-    numbers = merge_by_scene(table.take([row_of[path] for path in paths]), None, same)
+    paths = evaluation.paths
+    contents = content_numbers(table, paths)
+    first_of_content: dict[int | str, int] = {}  # the first image of each content; an unreadable file has its own
+    copy_of = [first_of_content.setdefault(contents.get(path, path), i) for i, path in enumerate(paths)]
+    row_of = {path: row for row, path in enumerate(table.paths)}
+    numbers = merge_by_scene(table.take([row_of[path] for path in paths]), None, copy_of)
     return grouped(evaluation, dict(zip(paths, numbers, strict=True))), seconds
 
 
@@ -404,9 +418,9 @@ def _exclude_changed_images(
         if len(changes.changed) + len(changes.missing) == changes.images:
             changes.refuse()
         note(f"{changes.text}; they are left out")
-    files = [folder / name for name in (FOLDS, EVALUATION) if (folder / name).is_file()]
-    if held_out_split(table) == "all" and files:
-        headline = headline_of(read_figures(files[0]))
+    figures = next((folder / name for name in (FOLDS, EVALUATION) if (folder / name).is_file()), None)
+    if figures is not None and held_out_split(table) == "all":
+        headline = headline_of(read_figures(figures))
         if headline.folds or headline.split == BY_FOLDS:
             note(f"this model was trained on all images of the run; cross-validated: {headline.words}")
     return table, changes
@@ -436,16 +450,17 @@ def _findings(evaluation: Evaluation, figures: dict[str, Any]) -> list[str]:
     from vitkit.evaluation.headline import describe_labels
     from vitkit.evaluation.metrics import MultiEvaluation
 
-    sentences = [sentence for sentence in (describe_labels(figures), describe(figures)) if sentence]
+    sentences = list(filter(None, [describe_labels(figures), describe(figures)]))
     counted = counted_part(evaluation, figures)
-    if not counted.absent:
+    absent = counted.absent
+    if not absent:
         return sentences
-    names = ", ".join(counted.absent[:10]) + (", ..." if len(counted.absent) > 10 else "")
-    present = len(counted.classes) - len(counted.absent)
+    names = ", ".join(absent[:10]) + (", ..." if len(absent) > 10 else "")
     areas = "mAP" if isinstance(counted, MultiEvaluation) else "areas"
     scored = sum(row["f1"] is not None for row in counted.per_class().values())
-    absent = (
-        f"no image of {len(counted.absent)} of the model's {len(counted.classes)} classes: {names}; balanced accuracy "
-        f"and {areas} are means over the {present} that occur, macro F1 over the {scored} that occur or are predicted"
+    sentence = (
+        f"no image of {len(absent)} of the model's {len(counted.classes)} classes: {names}; balanced accuracy and "
+        f"{areas} are means over the {len(counted.classes) - len(absent)} that occur, macro F1 over the {scored} that "
+        "occur or are predicted"
     )
-    return [absent, *sentences]
+    return [sentence, *sentences]

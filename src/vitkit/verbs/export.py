@@ -107,16 +107,7 @@ def export(
             operation that files may not contain. No file is left.
     """
     model_path = Path(model) if isinstance(model, (str, Path)) else None
-    size = None
-    if image_size is not None:
-        text = ",".join(map(str, image_size)) if isinstance(image_size, tuple) else str(image_size)
-        if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", text) is None:
-            raise VitkitError(
-                "verbs.option-invalid",
-                f"--image-size {text} must be one number of pixels, or height,width such as 384,512",
-            )
-        sides = [int(side) for side in re.split("[,x]", text)]
-        size = (sides[0], sides[-1])
+    size = None if image_size is None else _parse_image_size(image_size)
     runtime, out = _destination(model_path, to, path_of(out))
     from vitkit.exporting.elsewhere import check_replaceable
     from vitkit.exporting.pictures import choose_pictures
@@ -134,7 +125,9 @@ def export(
         form = FORMATS["onnx" if runtime in PACKAGES else runtime]  # packages contain an ONNX file
         form.check(precision)
         check_free([out] if runtime in PACKAGES else form.written_files(out), force=force)
-    data, data_root = None if data is None else str(data), path_of(data_root)
+
+    data = None if data is None else str(data)
+    data_root = path_of(data_root)
     photographs = None
     if precision == INT8:
         from vitkit.verbs.int8 import find_photographs, prepare_int8
@@ -160,6 +153,7 @@ def export(
     else:
         classifier = load_noting(model, notes, size, preprocess)
     classifier.preprocess.check_known()  # before the conversion, which takes long
+
     if runtime in ELSEWHERE:
         return _export_elsewhere(classifier, runtime, out, pictures, notes, precision=precision, force=force)
     int8 = None if photographs is None else prepare_int8(classifier, photographs, max_drop)
@@ -167,21 +161,45 @@ def export(
     if with_preprocess:  # packages have no such option
         options["with_preprocess"] = True
     outcome = _write(classifier, model_path, out, pictures, **options)
-    (height, width), sizes = classifier.preprocess.size, "any batch" if form.batch is None else f"batch {form.batch}"
-    written = f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s "
-    written += f"(weights {precision}, {height}x{width} pixels, {sizes})"
-    facts = {"file": out, "compared_on": pictures.description, "outcome": outcome}
-    facts |= {"to": runtime, "precision": precision}
-    facts |= {"image_size": (height, width), "batch": form.batch, "notes": tuple(notes.lines)}
-    json = {"file": out, "compared_on": pictures.description, **dataclasses.asdict(outcome)}
-    lines, speeds = _outcome_lines(outcome, form.runtime, pictures.description), dict(outcome.images_per_s)
-    lines += [written, *_INSTRUCTIONS.get(runtime, ())]
+
+    height, width = classifier.preprocess.size
+    batch = "any batch" if form.batch is None else f"batch {form.batch}"
+    written = (
+        f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s "
+        f"(weights {precision}, {height}x{width} pixels, {batch})"
+    )
+    lines = [*_outcome_lines(outcome, form.runtime, pictures.description), written, *_INSTRUCTIONS.get(runtime, ())]
     if precision == INT8:
-        fastest = max((name for name in speeds if name != "file"), key=lambda name: speeds[name])
-        if speeds["file"] <= speeds[fastest]:
-            ratio = speeds[fastest] / speeds["file"]
+        speeds = dict(outcome.images_per_s)
+        speed = speeds.pop("file")
+        fastest = max(speeds, key=lambda name: speeds[name])
+        if speed <= speeds[fastest]:
+            ratio = speeds[fastest] / speed
             lines.append(f"On this machine, INT8 is not faster: {fastest} computes {ratio:.2f} times as fast.")
+    facts = {
+        "file": out,
+        "to": runtime,
+        "compared_on": pictures.description,
+        "outcome": outcome,
+        "precision": precision,
+        "image_size": (height, width),
+        "batch": form.batch,
+        "notes": tuple(notes.lines),
+    }
+    json = {"file": out, "compared_on": pictures.description, **dataclasses.asdict(outcome)}
     return Result("export", lines, facts, json=json, summary=written)
+
+
+def _parse_image_size(image_size: str | int | tuple[int, int]) -> tuple[int, int]:
+    """Return the height and width of a value such as 384, (384, 512), `384,512` or `384x512`."""
+    text = ",".join(map(str, image_size)) if isinstance(image_size, tuple) else str(image_size)
+    if re.fullmatch(r"[1-9]\d*([,x][1-9]\d*)?", text) is None:
+        raise VitkitError(
+            "verbs.option-invalid",
+            f"--image-size {text} must be one number of pixels, or height,width such as 384,512",
+        )
+    sides = [int(side) for side in re.split("[,x]", text)]
+    return sides[0], sides[-1]
 
 
 def _export_elsewhere(
@@ -197,21 +215,30 @@ def _export_elsewhere(
     """Write a folder for a runtime that may not run on this machine."""
     from vitkit.exporting.elsewhere import write_folder
 
-    kind, (height, width) = ELSEWHERE[runtime], classifier.preprocess.size
+    kind = ELSEWHERE[runtime]
+    height, width = classifier.preprocess.size
     folder = write_folder(classifier, out, pictures, kind, precision=precision, force=force)
     is_verified = folder == out
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     written = f"{folder}: {size / 1e6:.1f} MB (weights {precision}, {height}x{width} pixels)"
-    verdict = (
-        f"{kind.runtime} computes the logits of the model for {pictures.description}."
-        if is_verified
-        else f"Not verified: {kind.runtime} needs {kind.machines}. Copy the folder there, and run `python verify.py` "
-        "in it. This compares the logits with those of the model, and removes .unverified from the name."
-    )
+    if is_verified:
+        verdict = f"{kind.runtime} computes the logits of the model for {pictures.description}."
+    else:
+        verdict = (
+            f"Not verified: {kind.runtime} needs {kind.machines}. Copy the folder there, and run `python verify.py` "
+            "in it. This compares the logits with those of the model, and removes .unverified from the name."
+        )
     private = f"expected.npz contains images ({pictures.description}): delete it before you pass the folder on."
-    facts = {"file": folder, "compared_on": pictures.description, "outcome": None}
-    facts |= {"to": runtime, "precision": precision}
-    facts |= {"image_size": (height, width), "batch": None, "notes": tuple(notes.lines)}
+    facts = {
+        "file": folder,
+        "to": runtime,
+        "compared_on": pictures.description,
+        "outcome": None,
+        "precision": precision,
+        "image_size": (height, width),
+        "batch": None,
+        "notes": tuple(notes.lines),
+    }
     json = {"file": folder, "is_verified": is_verified, "size": size}
     return Result("export", [written, verdict, private], facts, json=json, summary=written)
 

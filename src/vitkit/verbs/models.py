@@ -51,44 +51,9 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
                 "verbs.option-conflict",
                 f"{pattern}: the weights of {library} have the names of its networks; leave out --weights",
             )
-        from vitkit.model.network import names_of
-
-        known = [name for name in names_of(library) if not is_model_name(name)]
-        found = tuple(f"{library}:{name}" for name in known if fnmatch.fnmatch(name, part) or part in name)
-        if not found:
-            raise VitkitError(
-                "verbs.name-unknown",
-                f"no network of {library} matches {part!r}; `vitkit models '{library}:*'` lists all {len(known)}",
-            )
-        remark = "networks that do not end in one linear layer are refused when they are built"
-        return _result(found, "networks", [*found, remark], None)
+        return _networks_of(library, part)
     if weights:
-        from vitkit.weights import catalog
-
-        rows = [_facts(entry) for entry in catalog.search(pattern)]
-        if not rows:
-            raise VitkitError(
-                "verbs.name-unknown",
-                f"no published weights match {pattern!r}; `vitkit models --weights` lists all {len(catalog.names())}, "
-                "and any OWNER/NAME of the Hugging Face hub may be tried",
-            )
-        heading = [*("name", "family", "data", "licence", "gated", "million", "GMACs", "pixels", "timm's")]
-        heading += ["classes", "top-1", "source"]
-        cells = []
-        for row in rows:
-            size = "" if row["parameters"] is None else f"{row['parameters'] / 1e6:.1f}"
-            gmacs = "" if row["gmacs"] is None else f"{row['gmacs']:.1f}"
-            top1 = "" if row["top1"] is None else f"{row['top1']:.2f}"
-            gated = {True: "yes", False: "no", None: ""}[row["gated"]]
-            source = "" if row["source"] is None else f"{row['measured']}; {row['source']}"
-            facts = [row["name"], row["family"], row["data"], row["licence"], gated, size, gmacs, str(row["pixels"])]
-            cells.append([*facts, row["timm_pixels"] or "", row["classes"], top1, source])
-        lines = aligned([heading, *cells])
-        if others := sum(row["timm_pixels"] == "other" for row in rows):
-            lines.append(
-                f"{others} have the preprocessing of their authors, which differs from timm's: timm:NAME uses timm's"
-            )
-        return _result([row["name"] for row in rows], "published weights", lines, rows, {"weights": rows})
+        return _published_weights(pattern)
     names = list_models(pattern)
     if not names:
         raise VitkitError(
@@ -97,16 +62,78 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
             "`vitkit models PATTERN --weights` and `vitkit models 'timm:PATTERN'` search published weights and timm's "
             "networks",
         )
-    rows = []
-    for name in names:
-        c = config_for(name)
-        sizes = {"layers": c.layers, "hidden_size": c.hidden_size, "mlp_size": c.mlp_size, "heads": c.heads}
-        patches = f"{c.grid[0]}x{c.grid[1]}"
-        parameters = count_parameters(c)
-        rows.append({"name": name, **sizes, "patches": patches, "classes": c.num_classes, "parameters": parameters})
-    heading = ["name", "layers", "hidden", "MLP", "heads", "patches", "classes", "parameters"]
-    cells = [[f"{v:,}" if k == "parameters" else str(v) for k, v in row.items()] for row in rows]
-    return _result(names, "models", aligned([heading, *cells]), rows)
+    rows = [{"name": name, **_sizes(config_for(name))} for name in names]
+    cells = [["name", "layers", "hidden", "MLP", "heads", "patches", "classes", "parameters"]]
+    for row in rows:
+        printed = {**row, "parameters": f"{row['parameters']:,}"}
+        cells.append([str(value) for value in printed.values()])
+    return _result(names, "models", aligned(cells), rows)
+
+
+def _sizes(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "layers": config.layers,
+        "hidden_size": config.hidden_size,
+        "mlp_size": config.mlp_size,
+        "heads": config.heads,
+        "patches": f"{config.grid[0]}x{config.grid[1]}",
+        "classes": config.num_classes,
+        "parameters": count_parameters(config),
+    }
+
+
+def _networks_of(library: str, part: str) -> Result:
+    """List the networks of another library whose names match or contain `part`."""
+    from vitkit.model.network import names_of
+
+    known = [name for name in names_of(library) if not is_model_name(name)]
+    names = [f"{library}:{name}" for name in known if fnmatch.fnmatch(name, part) or part in name]
+    if not names:
+        raise VitkitError(
+            "verbs.name-unknown",
+            f"no network of {library} matches {part!r}; `vitkit models '{library}:*'` lists all {len(known)}",
+        )
+    remark = "networks that do not end in one linear layer are refused when they are built"
+    return _result(names, "networks", [*names, remark], None)
+
+
+def _published_weights(pattern: str) -> Result:
+    """List the published weights whose names match."""
+    from vitkit.weights import catalog
+
+    rows = [_facts(entry) for entry in catalog.search(pattern)]
+    if not rows:
+        raise VitkitError(
+            "verbs.name-unknown",
+            f"no published weights match {pattern!r}; `vitkit models --weights` lists all {len(catalog.names())}, "
+            "and any OWNER/NAME of the Hugging Face hub may be tried",
+        )
+    cells = [_cells(row) for row in rows]
+    lines = aligned([list(cells[0]), *(list(row.values()) for row in cells)])
+    others = sum(row["timm_pixels"] == "other" for row in rows)
+    if others:
+        lines.append(
+            f"{others} have the preprocessing of their authors, which differs from timm's: timm:NAME uses timm's"
+        )
+    return _result([row["name"] for row in rows], "published weights", lines, rows, {"weights": rows})
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    """Format the facts about published weights as the cells of the printed table, by heading."""
+    return {
+        "name": row["name"],
+        "family": row["family"],
+        "data": row["data"],
+        "licence": row["licence"],
+        "gated": {True: "yes", False: "no", None: ""}[row["gated"]],
+        "million": "" if row["parameters"] is None else f"{row['parameters'] / 1e6:.1f}",
+        "GMACs": "" if row["gmacs"] is None else f"{row['gmacs']:.1f}",
+        "pixels": str(row["pixels"]),
+        "timm's": row["timm_pixels"] or "",
+        "classes": row["classes"],
+        "top-1": "" if row["top1"] is None else f"{row['top1']:.2f}",
+        "source": "" if row["source"] is None else f"{row['measured']}; {row['source']}",
+    }
 
 
 def _result(
@@ -127,29 +154,42 @@ def count_parameters(config: ViTConfig) -> int:
     The formulas assume biases, LayerNorms and learned positions, which all named models have.
     """
     c, D = config, config.hidden_size
-    channels, stem = (c.in_channels, 0) if c.stem is None else _stem_parameters(c.in_channels, c.stem)
+    channels, stem = c.in_channels, 0
+    if c.stem is not None:
+        channels, stem = _stem_parameters(c.in_channels, c.stem)
     patches = channels * c.patch_size[0] * c.patch_size[1] * D + D
     tokens = (c.prefix_tokens + c.tokens) * D  # the learned tokens, and a position for each token
-    layer = 4 * D * (D + 1) + 2 * D * c.mlp_size + c.mlp_size + D + 4 * D  # attention, MLP, two norms
+    attention = 4 * D * (D + 1)  # q, k, v and the output
+    mlp = 2 * D * c.mlp_size + c.mlp_size + D
+    norm = 2 * D
+    layers = c.layers * (attention + mlp + 2 * norm)
+
+    convolution = 10 * D  # depthwise, 3x3 with a bias
+    layers += len(c.conv_layers) * (convolution - 3 * D * (D + 1))  # instead of q, k and v
     # Only the patches are convolved. If the head reads the class token, those of the last layer are not needed.
     convolved_layers = c.layers - (c.pool == "token")
-    convolutions = 10 * c.mlp_size * convolved_layers if c.mlp_kind == "conv" else 0  # depthwise, 3x3 with a bias
-    convolutions += 10 * D * (2 * c.layers + convolved_layers) if c.projection == "conv" else 0
-    convolutions += len(c.conv_layers) * (10 * D - 3 * D * (D + 1))  # instead of q, k and v
+    if c.mlp_kind == "conv":
+        layers += 10 * c.mlp_size * convolved_layers
+    if c.projection == "conv":
+        layers += convolution * (2 * c.layers + convolved_layers)  # k and v, and q
+
     representation = 0 if c.representation_size is None else (D + 1) * c.representation_size
-    heads = (c.feature_size + 1) * c.num_classes * (2 if c.distill_head else 1)
-    return stem + patches + tokens + c.layers * layer + convolutions + 2 * D + representation + heads
+    head = (c.feature_size + 1) * c.num_classes
+    heads = 2 * head if c.distill_head else head
+    return stem + patches + tokens + layers + norm + representation + heads
 
 
-def _stem_parameters(channels: int, stages: Sequence[int]) -> tuple[int, int]:
+def _stem_parameters(in_channels: int, stages: Sequence[int]) -> tuple[int, int]:
     """Return the number of output channels and of parameters of a ResNet stem (`model.hybrids.ResNetStem`)."""
-    total, channels = 49 * channels * 64 + 2 * 64, 64
+    channels = 64
+    total = 7 * 7 * in_channels * channels + 2 * channels  # a convolution without a bias, and a norm
     for stage, units in enumerate(stages):
         width = 64 * 2**stage
         for unit in range(units):
-            total += channels * width + 9 * width**2 + 4 * width**2 + 2 * (width + width + 4 * width)
-            if unit == 0:
-                total += channels * 4 * width + 8 * width
+            total += channels * width + 9 * width**2 + width * 4 * width  # convolutions of 1x1, 3x3 and 1x1
+            total += 2 * (width + width + 4 * width)  # their norms
+            if unit == 0:  # the shortcut has a convolution of 1x1 and a norm
+                total += channels * 4 * width + 2 * 4 * width
             channels = 4 * width
     return channels, total
 
@@ -158,6 +198,9 @@ def _facts(entry: Entry) -> dict[str, Any]:
     from vitkit.weights.catalog import facts_of
 
     facts = facts_of(entry.name)
+    timm_pixels = None
+    if entry.timm is not None:
+        timm_pixels = "same" if entry.timm == entry.preprocess else "other"
     return {
         "name": entry.name,
         "family": facts.family,
@@ -167,7 +210,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
         "parameters": facts.parameters,
         "gmacs": facts.gmacs,
         "pixels": entry.preprocess.size[0],
-        "timm_pixels": None if entry.timm is None else "same" if entry.timm == entry.preprocess else "other",
+        "timm_pixels": timm_pixels,
         "classes": entry.classes,
         "top1": facts.top1,
         "measured": facts.measured or None,

@@ -114,17 +114,16 @@ class Predictions(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the path, label, confidence and error of each image, and `familiar` and `set` if available."""
-        return [
-            {
-                "path": row.path,
-                "label": row.label,
-                "confidence": row.confidence,
-                "error": row.error,
-                **({"familiar": row.familiar} if self.form.columns.has_familiar else {}),
-                **({} if self.form.columns.rules.sets is None else {"set": row.set}),
-            }
-            for row in self
-        ]
+        columns = self.form.columns
+        rows = []
+        for row in self:
+            cells = {"path": row.path, "label": row.label, "confidence": row.confidence, "error": row.error}
+            if columns.has_familiar:
+                cells["familiar"] = row.familiar
+            if columns.rules.sets is not None:
+                cells["set"] = row.set
+            rows.append(cells)
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts, and for each image the dict that a JSON lines file contains."""
@@ -133,20 +132,26 @@ class Predictions(Result):
 
     def counts(self) -> dict[str, Any]:
         """Return the numbers of images, unreadable images and withheld labels, and how the labels were computed."""
-        numbers = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
-        numbers |= {} if self.form.columns.rules.unknown is None else {"unknown": self.unknown}
-        where = {} if self.out is None else {"out": str(self.out)}
-        return {**numbers, "computed": self.computed, **where}
+        counts: dict[str, Any] = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
+        if self.form.columns.rules.unknown is not None:
+            counts["unknown"] = self.unknown
+        counts["computed"] = self.computed
+        if self.out is not None:
+            counts["out"] = str(self.out)
+        return counts
 
     def lines(self) -> list[str]:
         """Return a line with the counts and how the labels were computed, and one with the number of missing labels."""
-        rejected = f", {self.rejected} rejected" if self.form.columns.may_reject else ""
-        rejected += "" if self.form.columns.rules.unknown is None else f", {self.unknown} of them as unknown"
-        images = plural(self.images, "image", "images")
-        where = "" if self.out is None else f": {self.out}"
-        lines = [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}"]
+        columns = self.form.columns
+        counts = f"{self.unreadable} unreadable"
+        if columns.may_reject:
+            counts += f", {self.rejected} rejected"
+        if columns.rules.unknown is not None:
+            counts += f", {self.unknown} of them as unknown"
+        line = f"{plural(self.images, 'image', 'images')} ({counts}), {self.computed}"
+        lines = [line if self.out is None else f"{line}: {self.out}"]
         unlabelled = self.rejected + self.unreadable
-        if unlabelled or self.form.columns.may_reject:
+        if unlabelled or columns.may_reject:
             to_check = f"{unlabelled:,}" if unlabelled else "none"
             lines.append(f"{self.images - unlabelled:,} answered, {to_check} to look at.")
         return lines
@@ -156,8 +161,12 @@ class Predictions(Result):
 
         rows = []
         for row in islice(self, 20):
-            label = row.label if row.error is None else row.error
-            label = f"rejected: {row.name}" if label is None else label
+            if row.error is not None:
+                label = row.error
+            elif row.label is None:
+                label = f"rejected: {row.name}"
+            else:
+                label = row.label
             confidence = "" if row.confidence is None else f"{row.confidence:.4f}"
             rows.append([escape(row.path), escape(label), confidence])
         more = f"<p>... and {self.images - len(rows)} more</p>" if self.images > len(rows) > 0 else ""
@@ -225,11 +234,11 @@ def predict(
     """
     out = path_of(out)
     files, in_memory = split_sources(sources)
-    listed = next((name[1:] for name in files if name.startswith("@")), None)
+    listed = next((name[1:] for name in files if name.startswith("@")), None)  # the file that lists the images
     check_conflicts({"pictures in memory": in_memory}, {"--resume": resume, "--shard": shard})
     check_conflicts({"@FILE (a list of images)": listed}, {"other images": len(files) > 1})
     check_conflicts({"--resume": resume}, {"--force": force})
-    if not (files or in_memory):
+    if not files and not in_memory:
         raise VitkitError(
             "verbs.images-missing", "there is no image: pass files, folders or patterns, or @FILE for a list"
         )
@@ -239,10 +248,9 @@ def predict(
         )
     if resume and out is None:
         raise VitkitError("verbs.option-missing", "--resume requires --out, the file to continue")
-    notes, folders = Notes(), [] if listed is not None else source_folders(files)
     is_workbook = out is not None and out.suffix.lower() == _WORKBOOK
     if out is not None:
-        check_out(out, (*FORMATS, _WORKBOOK), folders)
+        check_out(out, (*FORMATS, _WORKBOOK), source_folders(files) if listed is None else [])
         if resume and is_workbook:
             raise VitkitError(
                 "verbs.resume-impossible",
@@ -250,48 +258,56 @@ def predict(
             )
         if listed is not None and out.resolve() == Path(listed).resolve():
             raise VitkitError("verbs.out-in-source", f"--out {out} is the list of images: choose another file")
-    is_whole = True
+
+    notes = Notes()
+    has_all_folders = True
     if in_memory:
         paths = [picture.name for picture in in_memory]
     elif listed is not None:
         paths = read_list(listed)
     else:  # before the model is loaded, so that a missing file is reported at once
-        paths, is_whole = find_pictures(files, notes)
+        paths, has_all_folders = find_pictures(files, notes)
         paths = list(dict.fromkeys(paths))
     paths = list(select_shard(paths, shard))
     if is_workbook:
         check_rows(len(paths))
 
     def source(path: str) -> str | Stored:
-        is_remote = listed is not None and address_of(path) is not None
-        return Stored(RemoteFile(path), "") if is_remote else path
+        if listed is not None and address_of(path) is not None:
+            return Stored(RemoteFile(path), "")
+        return path
 
     with _exclusive_rows(out, may_exist=resume or force):
         classifier = open_named(model, names, notes, preprocess=preprocess)
         classifier.preprocess.check_known()
-        classifier = classifier if tta is None else classifier.with_views(tta)
+        if tta is not None:
+            classifier = classifier.with_views(tta)
         rules = classifier.rules(coverage=promises.coverage, accuracy=promises.accuracy, unknown=promises.unknown)
         for line in rules.notes():
             notes(line)
-        top, is_multi = min(top, len(classifier.classes)), classifier.task == "multi"
-        columns = Columns(top, promises.reject, is_multi, rules, classifier.unknown is not None)
-        form = FORMATS[".csv" if out is None or is_workbook else out.suffix.lower()](columns)
-        written = WrittenRows(paths)
-        if out is not None and resume:
-            written = written_rows(out, form, paths)
-            if written.file is not None:
-                log.info(f"{written.tally.images} of {len(paths)} images are in {written.file}")
+
+        is_multi, has_familiar = classifier.task == "multi", classifier.unknown is not None
+        columns = Columns(min(top, len(classifier.classes)), promises.reject, is_multi, rules, has_familiar)
+        suffix = ".csv" if out is None or is_workbook else out.suffix.lower()
+        form = FORMATS[suffix](columns)
+        written = written_rows(out, form, paths) if out is not None and resume else WrittenRows(paths)
+        tally = written.tally
+        if written.file is not None:
+            log.info(f"{tally.images} of {len(paths)} images are in {written.file}")
         classifier = _choose_backend(classifier, compute, len(paths), written, notes)
         if written.file is not None:
             _check_same_model(classifier, written, form, source)
-        writer = WRITER.get() if out is None else None
-        writing: AbstractContextManager[Write | None]
-        if out is not None and not is_workbook:  # the file gets each row as soon as it is computed
+
+        writing: AbstractContextManager[Write | None] = nullcontext()  # without a writer, the rows stay in memory
+        reporting: AbstractContextManager[None] = nullcontext()
+        if out is None:
+            writer = WRITER.get()
+            if writer is not None:
+                writing = nullcontext(writer(form, len(paths)))
+                reporting = reporting_to(silent)  # the rows show the progress
+        elif not is_workbook:
             writing = appending_rows(out, form, paths, written, classifier.computation)
-        else:
-            writing = nullcontext(None if writer is None else writer(form, len(paths)))
-        reporting = nullcontext() if writer is None else reporting_to(silent)  # the rows show the progress
-        tally, images = written.tally, in_memory or map(source, written.missing)
+        images = in_memory or map(source, written.missing)
         # If rows cannot be written, closing ends the threads at once, not only when the exception is deleted.
         with reporting, writing as write, closing(classifier.predict(images, compute.batch_size)) as predictions:
             rows, doubts = _write_rows(predictions, columns, write, tally, len(paths))
@@ -299,18 +315,18 @@ def predict(
             _note_difference(classifier, doubts, notes)
         if out is not None and is_workbook:
             header = Csv(columns).names
-            write_workbook(out, header, (list(map(row.cells().get, header)) for row in rows))
+            write_workbook(out, header, ([row.cells().get(name) for name in header] for row in rows))
     return Predictions(
-        tally.images,
-        tally.unreadable,
-        tally.rejected,
-        classifier.computed,
-        is_whole and not tally.unreadable,
-        out,
-        tuple(notes.lines),
-        form,
-        tuple(rows),
-        tally.unknown,
+        images=tally.images,
+        unreadable=tally.unreadable,
+        rejected=tally.rejected,
+        computed=classifier.computed,
+        is_whole=has_all_folders and not tally.unreadable,
+        out=out,
+        notes=tuple(notes.lines),
+        form=form,
+        kept=tuple(rows),
+        unknown=tally.unknown,
     )
 
 
@@ -415,9 +431,12 @@ def _check_same_model(classifier: Classifier, written: WrittenRows, form: RowFor
     rows = list(islice(answered, _COMPARED))
     differing = 0
     for row, now in zip(rows, classifier.predict([source(row.path) for row in rows]), strict=True):
-        if now.confidence is not None and row.confidence is not None:  # the image can still be read
-            differing += now.label != row.name or abs(now.confidence - row.confidence) > tolerance
-    if differing > min(1, len(rows) // 2):
+        if now.confidence is None or row.confidence is None:  # the image can no longer be read
+            continue
+        if now.label != row.name or abs(now.confidence - row.confidence) > tolerance:
+            differing += 1
+    allowed = 1 if len(rows) > 1 else 0
+    if differing > allowed:
         raise VitkitError(
             "verbs.rows-foreign",
             f"the rows in {file} were written by another model: use that model, or --force to start again",
