@@ -52,22 +52,26 @@ class _Command(TyperCommand):
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
-        parameters, common = self.get_params(ctx), (*VERBS[str(self.name)].common, "help")
-        is_short, left_out = len(common) > 1 and not is_complete, 0
+        parameters = self.get_params(ctx)
+        common = VERBS[str(self.name)].common
+        is_short = bool(common) and not is_complete
+        left_out = 0
         if is_short:
             flags = {parameter.name: parameter for parameter in parameters if isinstance(parameter, TyperOption)}
-            left_out = len(flags) - len(common)
             parameters = [parameter for parameter in parameters if parameter.name not in flags]
-            parameters += [flags[name] for name in common]
+            parameters += [flags[name] for name in (*common, "help")]
+            left_out = len(flags) - len(common) - 1
         panels: dict[str, list[tuple[str, str]]] = {}  # rows of a flag and its text
         for parameter in parameters:
             flag, text = parameter.get_help_record(ctx) or ("", "")
             text = re.sub(r"\[default: \((.*?)\)", r"[default: \1", text)
-            panel = "Most used options" if is_short else getattr(parameter, "rich_help_panel", None) or "Options"
             if not isinstance(parameter, TyperOption):
                 panel, flag = "Arguments", str(parameter.metavar)
             elif is_short:
+                panel = "Most used options"
                 text = re.sub(r"(?<=\.) \S.*?(?=  \[|$)", "", text)  # keep the first sentence, and the default
+            else:
+                panel = getattr(parameter, "rich_help_panel", None) or "Options"
             panels.setdefault(panel, []).append((flag, text))
         if is_complete and self.name == "train":
             panels["Fields of the recipe that only --set changes"] = fields_of_set()
@@ -186,24 +190,26 @@ def _exit_with_message(error: BaseException, arguments: list[str]) -> NoReturn:
     message = _describe(error)
     # Replace a parameter name at the beginning of the message with the parameter's flag, if the user passed it.
     name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
-    if (flag := f"--{name.replace('_', '-')}") in {argument.partition("=")[0] for argument in arguments}:
-        message = flag + message[len(name) :]
+    flag = f"--{name.replace('_', '-')}"
+    if flag in {argument.partition("=")[0] for argument in arguments}:
+        message = flag + message.removeprefix(name)
     say(f"error: {message}", file=sys.stderr)
     if isinstance(error, typer.TyperException):
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
-        say(f"see: vitkit {f'{verb} ' if verb in VERBS else ''}--help", file=sys.stderr)
+        say(f"see: vitkit {verb} --help" if verb in VERBS else "see: vitkit --help", file=sys.stderr)
     sys.exit(2)
 
 
 def _describe(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
-        option, context = str(getattr(error, "option_name", "")), getattr(error, "ctx", None)
+        context = getattr(error, "ctx", None)
         if context is not None and any("--set" in parameter.opts for parameter in context.command.params):
             from vitkit.training.recipe import Recipe
 
-            field = option.removeprefix("--").replace("-", "_").removeprefix("no_")
+            option = str(getattr(error, "option_name", "")).replace("_", "-")
+            field = option.removeprefix("--").removeprefix("no-").replace("-", "_")
             if field in hints_of(Recipe):
-                return f"there is no option {option.replace('_', '-')}: use --set {field}=VALUE"
+                return f"there is no option {option}: use --set {field}=VALUE"
         return error.format_message().replace(": Value error, ", ": ")  # added by the parser
     if is_memory_short(error):
         return f"there is too little memory ({first_line(error)}): free some, or use smaller batches or images"

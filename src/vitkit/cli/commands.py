@@ -29,7 +29,7 @@ import vitkit
 from vitkit.cli.say import HARMLESS, Bar, remark, say, show, show_next
 from vitkit.errors import Interrupted, ShortageError, VitkitError
 from vitkit.system.files import to_json
-from vitkit.text.arguments import KEEP_FLAGS, Only, Options, alternatives, help_of, hints_of
+from vitkit.text.arguments import KEEP_FLAGS, Only, Options, alternatives, help_of, hints_of, option_classes
 from vitkit.text.cells import JOINT
 
 if TYPE_CHECKING:
@@ -46,8 +46,9 @@ _EVERYTHING = {"as_json": "Print everything as JSON."}
 def _call(function: _Function, values: _Values, *, as_json: bool = False) -> Any:
     """Call the function of a command, print its progress and what it logs, and return its result."""
     with Bar(as_json=as_json) as bar:
-        has_progress = "progress" in inspect.signature(inspect.unwrap(function)).parameters
-        return function(**values, **({"progress": bar} if has_progress else {}))
+        if "progress" in inspect.signature(inspect.unwrap(function)).parameters:
+            values = {**values, "progress": bar}
+        return function(**values)
 
 
 def _call_and_print(function: _Function, values: _Values, *, as_json: bool = False) -> int | None:
@@ -385,38 +386,35 @@ class _Parameters:
     @classmethod
     def of(cls, function: _Function, verb: Verb) -> _Parameters:
         """Read the signature, the docstring and the classes of options of a function."""
-        offered, hints = cls(), hints_of(function)
+        offered = cls()
+        hints = hints_of(function)
+        sentences = _sentences_about_parameters(function)
         spelling = _command_line_names(function, verb.flags)
-        doc = inspect.getdoc(inspect.unwrap(function)) or ""
-        section = re.split(r"\n\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
-        _, *parts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)  # names and texts in turn
-        entries = {name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
         for parameter in inspect.signature(inspect.unwrap(function)).parameters.values():
             name = parameter.name
             kinds, marks = alternatives(hints[name])
-            text = re.split(r"(?<=\.)\s+(?=[A-Z`])", entries.get(name, ""))[0]  # the first sentence
-            text = _in_flags(text if text.startswith("`") else text[:1].upper() + text[1:], spelling)
-            text = next((mark for mark in marks if isinstance(mark, str)), text)
-            owner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Options)), None)
             kind = next((kind for kind in kinds if kind in _TEXT_TYPES or get_origin(kind) is Literal), None)
-            if owner is None and kind is None:
-                continue
             if kind is not None:
+                text = _in_flags(sentences.get(name, ""), spelling)
+                text = next((mark for mark in marks if isinstance(mark, str)), text)
                 offered.plain.append(_from_parameter(parameter, kind, text, verb))
-            if kind is not None and owner is not None:
+            owner = next(iter(option_classes(hints[name])), None)
+            if owner is None:
+                continue
+            offered.owners[name] = owner
+            if kind is not None:  # the recipe, which is a file or a name, with changes by --set
                 text = (
                     "Set a field of the recipe or model, as in lr=1e-4 or model.layers=6 (see vitkit train --help-all)."
                 )
                 option = typer.Option("--set", help=text, metavar=_METAVARS["sets"], show_default=False)
                 offered.plain.append(_parameter("sets", list[str] | None, option, None))
-            if owner is not None:
-                offered.owners[name] = owner
-            if owner is not None and (kind is None or verb.name == "train"):
-                only = next((mark.names for mark in marks if isinstance(mark, Only)), tuple(hints_of(owner)))
-                fields = [field for field in only if field not in (*SET_ONLY, *_NOT_FLAGS)]
-                of_fields = spelling | {field: _flags_of(field)[0] for field in fields}
+            if kind is None or verb.name == "train":
+                texts = help_of(owner)
+                used = next((mark.names for mark in marks if isinstance(mark, Only)), tuple(hints_of(owner)))
+                fields = [field for field in used if field not in (*SET_ONLY, *_NOT_FLAGS)]
+                spelling_in_fields = spelling | {field: _flags_of(field)[0] for field in fields}
                 for field in fields:
-                    offered.fields.append(_from_field(owner, field, _in_flags(help_of(owner)[field], of_fields)))
+                    offered.fields.append(_from_field(owner, field, _in_flags(texts[field], spelling_in_fields)))
         return offered
 
     def arguments(self, values: _Values) -> _Values:
@@ -424,42 +422,63 @@ class _Parameters:
         given = {name: value for name, value in values.items() if value is not None}
         fields = {field.name: given.pop(field.name) for field in self.fields if field.name in given}
         for name, owner in self.owners.items():
-            own = {field: fields[field] for field in hints_of(owner) if field in fields}
+            options = {field: fields[field] for field in hints_of(owner) if field in fields}
             if name == "recipe":
-                from vitkit.training.recipe import Recipe, parse_set_arguments
+                recipe = _recipe_of(given.pop("recipe", None), given.pop("sets", ()), options)
+                if recipe is not None:
+                    given["recipe"] = recipe
+            elif options:
+                given[name] = owner(**options)
+        return given
 
-                own_sets = parse_set_arguments(given.pop("sets", ()), hints_of(Recipe))
-                for field in own_sets:
-                    if field in own:
-                        raise VitkitError(
-                            "cli.option-twice",
-                            f"{field} is given twice, by {_flags_of(field)[0]} and by --set: leave out one of them",
-                        )
-                if own or own_sets:
-                    recipe = Recipe.of({**own, **own_sets})
-                    given[name] = Recipe.load(given[name]).updated(recipe) if name in given else recipe
-            elif own:
-                given[name] = owner(**own)
-        optional = {parameter.name for parameter in self.plain if parameter.default is None}
-        return {name: value for name, value in given.items() if not (value is False and name in optional)}
+
+def _recipe_of(recipe: str | None, sets: Sequence[str], options: _Values) -> Any:
+    """Return a recipe, a file or a name, with changes by --set and by flags (`options`); None if there is nothing."""
+    from vitkit.training.recipe import Recipe, parse_set_arguments
+
+    values_set = parse_set_arguments(sets, hints_of(Recipe))
+    twice = next((name for name in values_set if name in options), None)
+    if twice is not None:
+        raise VitkitError(
+            "cli.option-twice",
+            f"{twice} is given twice, by {_flags_of(twice)[0]} and by --set: leave out one of them",
+        )
+    if not options and not values_set:
+        return recipe
+    changes = Recipe.of({**options, **values_set})
+    return changes if recipe is None else Recipe.load(recipe).updated(changes)
+
+
+def _sentences_about_parameters(function: _Function) -> dict[str, str]:
+    """Return the first sentence about each parameter in the section `Args:` of the docstring."""
+    doc = inspect.getdoc(inspect.unwrap(function)) or ""
+    section = re.split(r"\n\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
+    _, *parts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)  # names and texts in turn
+    sentences = {}
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        sentence = re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join(text.split()))[0]
+        sentences[name] = sentence[:1].upper() + sentence[1:]  # a name in backticks stays as it is
+    return sentences
 
 
 def _from_parameter(parameter: inspect.Parameter, kind: Any, text: str, verb: Verb) -> inspect.Parameter:
     """Convert a parameter of the function to an argument or a flag of the command."""
-    metavar_of = {**_METAVARS, **verb.metavars}
     name, default = parameter.name, parameter.default
+    metavars = {**_METAVARS, **verb.metavars}
     settings: dict[str, Any] = {"help": text}
     if _is_argument(parameter, verb.flags):
-        settings["metavar"] = metavar_of.get(name, name.upper())
+        settings["metavar"] = metavars.get(name, name.upper())
         kind = list[str] if settings["metavar"].endswith("...") else _list_of(kind)
         if default in (None, ()):
             kind, default = kind | None, None
         return _parameter(name, kind, typer.Argument(**settings), default)
-    own_metavar = None if name in _ARGUMENTS else metavar_of.get(name)
-    settings["metavar"] = own_metavar or _placeholder(kind)
+
+    metavar = None if name in _ARGUMENTS else metavars.get(name)
+    settings["metavar"] = metavar or _placeholder(kind)
     if name in _ENVIRONMENT:
         settings |= {"envvar": _ENVIRONMENT[name], "show_envvar": True}
-    flags, kind = _flags_of(name), _list_of(kind)
+    flags = _flags_of(name)
+    kind = _list_of(kind)
     if kind is bool:
         if default is True and "/" not in flags[0]:  # a switch that is on by default can be turned off
             flags = (f"{flags[0]}/--no-{flags[0][2:]}",)
@@ -471,34 +490,44 @@ def _from_parameter(parameter: inspect.Parameter, kind: Any, text: str, verb: Ve
 
 def _from_field(owner: type[Options], name: str, text: str) -> inspect.Parameter:
     """Convert a field of an option class to a flag of the command."""
-    (kind, *_), _ = alternatives(hints_of(owner)[name])
+    kind = alternatives(hints_of(owner)[name])[0][0]
+    flags = _flags_of(name)
+    if kind is bool:
+        flags = (f"{flags[0]}/--no-{flags[0][2:]}",)
     declaring_class = next(base for base in owner.__mro__ if name in inspect.get_annotations(base))
-    flags, panel = _flags_of(name), (declaring_class.__doc__ or "").partition(".")[0]
-    settings: dict[str, Any] = {"help": text, "show_default": _default_in_help(getattr(owner(), name), owner, name)}
-    settings |= {"metavar": _METAVARS.get(name) or _placeholder(kind), "rich_help_panel": panel}
-    flags = (f"{flags[0]}/--no-{flags[0][2:]}",) if kind is bool else flags
-    return _parameter(name, _list_of(kind) | None, typer.Option(*flags, **settings), None)
+    option = typer.Option(
+        *flags,
+        help=text,
+        show_default=_default_in_help(getattr(owner(), name), owner, name),
+        metavar=_METAVARS.get(name) or _placeholder(kind),
+        rich_help_panel=(declaring_class.__doc__ or "").partition(".")[0],
+    )
+    return _parameter(name, _list_of(kind) | None, option, None)
 
 
 def fields_of_set() -> list[tuple[str, str]]:
     """Return each field that only --set changes, with its choices and with its help."""
     from vitkit.training.recipe import Recipe
 
-    texts, defaults, rows = help_of(Recipe), Recipe(), []
+    texts, defaults = help_of(Recipe), Recipe()
     spelling = {name: _flags_of(name)[0] for name in texts if name not in SET_ONLY}
-    for name in (name for name in texts if name in SET_ONLY):
-        (kind, *_), _ = alternatives(hints_of(Recipe)[name])
-        is_choice = get_origin(kind) is Literal
-        values = "|".join(map(str, get_args(kind))) if is_choice else _placeholder(kind) or "true|false"
+    rows = []
+    for name, text in texts.items():
+        if name not in SET_ONLY:
+            continue
+        kind = alternatives(hints_of(Recipe)[name])[0][0]
+        if get_origin(kind) is Literal:
+            values = "|".join(map(str, get_args(kind)))
+        else:
+            values = _placeholder(kind) or "true|false"
         default = _default_in_help(getattr(defaults, name), Recipe, name)
         suffix = f"  [default: {default}]" if default else ""
-        rows.append((f"{name}={values}", _in_flags(texts[name], spelling) + suffix))
+        rows.append((f"{name}={values}", _in_flags(text, spelling) + suffix))
     return rows
 
 
 def _list_of(kind: Any) -> Any:
-    is_list = kind in (Sequence[str], tuple[str, ...])
-    return list[str] if is_list else kind
+    return list[str] if kind in (Sequence[str], tuple[str, ...]) else kind
 
 
 def _flags_of(name: str) -> tuple[str, ...]:
@@ -538,7 +567,9 @@ def _default_in_help(default: Any, owner: type[Options], name: str) -> str | boo
         return _BY_METHOD
     if default in (None, ()) or default is False:
         return False
-    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default).lower()
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return str(default).lower()
 
 
 # --- Predictions, which are printed while they are computed ---------------------------------------------------
@@ -565,6 +596,7 @@ def _row_printer(bar: Bar, as_json: bool, form: RowFormat, images: int) -> Write
 
 def _print_chart(prediction: Prediction, columns: Columns) -> None:
     """Print the probability of every class for one image as a bar chart, and what else the row contains."""
+    row = columns.row(prediction)
     say(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:
@@ -576,9 +608,9 @@ def _print_chart(prediction: Prediction, columns: Columns) -> None:
         say(
             f"familiar: {prediction.familiar:.4f}, the part of known images that look no more familiar (low is strange)"
         )
-    if columns.row(prediction).is_unknown:
+    if row.is_unknown:
         say(f"label: ? (not {label}), as this is at most {columns.rules.unknown}")
-    elif columns.row(prediction).is_rejected:
+    elif row.is_rejected:
         say(f"rejected: the probability of {label} is {prediction.confidence:.4f}, less than {columns.limit:.6g}")
-    if (names := columns.row(prediction).set) is not None:
-        say(f"set: {JOINT.join(names) or 'no class'}")
+    if row.set is not None:
+        say(f"set: {JOINT.join(row.set) or 'no class'}")

@@ -85,10 +85,11 @@ class _Documented(type):
     @property
     def __doc__(cls) -> str | None:  # type: ignore[override]
         text: str | None = cls.__dict__.get("__doc__")
-        if text is None or getattr(sys.modules[cls.__module__], cls.__name__, None) is not cls:  # not defined yet
+        is_defined = getattr(sys.modules[cls.__module__], cls.__name__, None) is cls
+        if text is None or not is_defined:
             return text
-        wrapped = partial(textwrap.fill, width=112, initial_indent="    ", subsequent_indent="        ")
-        fields = [wrapped(f"{name}: {entry}") for name, entry in help_of(cls).items()]
+        wrap = partial(textwrap.fill, width=112, initial_indent="    ", subsequent_indent="        ")
+        fields = [wrap(f"{name}: {entry}") for name, entry in help_of(cls).items()]
         return "\n".join([f"{inspect.cleandoc(text)}\n", "Attributes:", *fields]) if fields else text
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -190,8 +191,9 @@ def help_of(kind: type[Options]) -> dict[str, str]:
     """Return the docstring of each field, as one line."""
     texts = {}
     for owner in reversed(kind.__mro__[:-2]):  # all but `Options` and `object`
-        (definition,) = (node for node in _parsed(owner.__module__).body if getattr(node, "name", "") == owner.__name__)
-        for field, text in pairwise(definition.body):
+        statements = _parsed(owner.__module__).body
+        definition = next(node for node in statements if isinstance(node, ast.ClassDef) and node.name == owner.__name__)
+        for field, text in pairwise(definition.body):  # the docstring is the statement below the field
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(field.target, ast.Name):
                 texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
     return texts
@@ -213,19 +215,22 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        hints = hints_of(function)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            _check_misplaced_fields(signature, hints_of(function), kwargs)
+            _check_misplaced_fields(signature, hints, kwargs)
             return function(*args, **kwargs)  # which raises Python's own message
-        hints = hints_of(function)
         for name, value in bound.arguments.items():
             bound.arguments[name] = as_typed(name, hints.get(name, Any), value)
         with ExitStack() as stack:
             if "progress" in bound.arguments:
                 stack.enter_context(reporting_to(bound.arguments["progress"]))
-            elif "progress" in signature.parameters and receiver() is silent and (display := display_of_notebook()):
-                stack.enter_context(reporting_to(stack.enter_context(NotebookBar(display))))
+            elif "progress" in signature.parameters and receiver() is silent:
+                display = display_of_notebook()
+                if display is not None:
+                    bar = stack.enter_context(NotebookBar(display))
+                    stack.enter_context(reporting_to(bar))
             stack.enter_context(_naming_arguments(function))
             return function(*bound.args, **bound.kwargs)
 
@@ -238,12 +243,12 @@ def _check_misplaced_fields(signature: inspect.Signature, hints: Mapping[str, An
         if name in signature.parameters:
             continue
         for parameter in signature.parameters:
-            for owner in alternatives(hints[parameter])[0]:
-                if isinstance(owner, type) and issubclass(owner, Options) and name in hints_of(owner):
-                    kind = owner.__name__
+            for kind in option_classes(hints[parameter]):
+                if name in hints_of(kind):
                     raise WrongTypeError(
                         "text.field-misplaced",
-                        f"{name} is a field of vitkit.{kind}: pass {parameter}=vitkit.{kind}({name}=...)",
+                        f"{name} is a field of vitkit.{kind.__name__}: "
+                        f"pass {parameter}=vitkit.{kind.__name__}({name}=...)",
                     )
 
 
@@ -267,19 +272,21 @@ def _flags_as_arguments(message: str, hints: Mapping[str, Any]) -> str:
 
     The part of the message from the first command on, such as `vitkit predict --tta`, is not changed.
     """
-    hint_of = dict(hints)
+    hint_of = dict(hints)  # of each parameter and each field
     for hint in hints.values():
-        for kind in alternatives(hint)[0]:
-            if isinstance(kind, type) and issubclass(kind, Options):
-                hint_of |= hints_of(kind)
+        for kind in option_classes(hint):
+            hint_of.update(hints_of(kind))
 
     def as_argument(match: re.Match[str]) -> str:
-        name = match[1].replace("-", "_")
-        name = name if name in hint_of else f"{name}s"  # such as `templates`, whose flag may be repeated
+        flag, value = match.groups()
+        name = flag.replace("-", "_")
+        if name not in hint_of:
+            name = f"{name}s"  # such as `templates`, whose flag may be repeated
         if name not in hint_of:
             return match[0]
-        is_switch = alternatives(hint_of[name])[0] == [bool]
-        return f"{name}=True{match[2]}" if is_switch else name + match[2].replace(" ", "=")
+        if alternatives(hint_of[name])[0] == [bool]:
+            return f"{name}=True{value}"
+        return name + value.replace(" ", "=")
 
     command = re.search(r"`?vitkit [a-z]+ ", message)
     end = len(message) if command is None else command.start()
@@ -307,24 +314,30 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         VitkitError: the value is out of range, or not one of the choices.
     """
     kinds, marks = alternatives(hint)
-    if (value is None and NoneType in kinds) or not all(map(_can_be_checked, kinds)):
+    if not all(map(_can_be_checked, kinds)):
         return value
+    if value is None and NoneType in kinds:
+        return None
     if isinstance(value, (str, os.PathLike)) and Path in kinds:
         path_text(value, name)  # raises an error for text that cannot be a path
     for kind in kinds:
-        fits, converted = _convert(kind, value)
-        if fits:
+        converted = _convert(kind, value)
+        if converted is not _UNFIT:
             break
     else:
         others = [kind for kind in kinds if kind is not NoneType]
-        message = f"{name} must be {one_of(tuple(dict.fromkeys(map(_expected, others))))}, not {type_of(value)}"
-        is_choice = isinstance(value, str) and any(get_origin(kind) is Literal for kind in others)
-        raise VitkitError("text.value-wrong", message) if is_choice else WrongTypeError("text.value-wrong", message)
+        expected = dict.fromkeys(map(_expected, others))  # without repetitions
+        message = f"{name} must be {one_of(tuple(expected))}, not {type_of(value)}"
+        if isinstance(value, str) and any(get_origin(kind) is Literal for kind in others):
+            raise VitkitError("text.value-wrong", message)  # the type is right, but the value is not a choice
+        raise WrongTypeError("text.value-wrong", message)
     for mark in marks:
         if isinstance(mark, Between) and not mark.low <= converted <= mark.high:
             raise VitkitError("text.value-outside", f"{name} must be {mark.description}, not {converted:g}")
-        if isinstance(mark, Only) and (unused := [field for field in converted.given if field not in mark.names]):
-            raise VitkitError("text.option-unused", f"{unused[0]} has no effect here: leave it out")
+        if isinstance(mark, Only):
+            unused = [field for field in converted.given if field not in mark.names]
+            if unused:
+                raise VitkitError("text.option-unused", f"{unused[0]} has no effect here: leave it out")
     return converted
 
 
@@ -334,10 +347,10 @@ def from_text(name: str, hint: Any, text: str) -> Any:
     `3,4,9` becomes a tuple. `none` becomes None if the option can be None.
     """
     kinds, _ = alternatives(hint)
-    kind = next(kind for kind in kinds if kind is not NoneType)
-    value: Any = text
     if text == "none" and NoneType in kinds:
         return None
+    kind = next(kind for kind in kinds if kind is not NoneType)
+    value: Any = text
     if get_origin(kind) is tuple:
         part_kind = get_args(kind)[0]
         value = [from_text(name, part_kind, part.strip()) for part in text.split(",")] if text else []
@@ -351,8 +364,18 @@ def from_text(name: str, hint: Any, text: str) -> Any:
 
 def alternatives(hint: Any) -> tuple[list[Any], list[Any]]:
     """Return the types that a hint allows, and the marks of `Annotated`."""
-    hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    return list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint], marks
+    marks: list[Any] = []
+    if get_origin(hint) is Annotated:
+        hint, *marks = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return list(get_args(hint)), marks
+    return [hint], marks
+
+
+def option_classes(hint: Any) -> list[type[Options]]:
+    """Return the classes of options among the types that a hint allows."""
+    kinds, _ = alternatives(hint)
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Options)]
 
 
 def _can_be_checked(kind: Any) -> bool:
@@ -363,41 +386,55 @@ def _can_be_checked(kind: Any) -> bool:
     return not issubclass(kind, _NotImported) or kind.__name__ in _CHECKED_BY_NAME
 
 
-def _convert(kind: Any, value: Any) -> tuple[bool, Any]:
-    """Return whether a value can be converted to a type without loss, and the converted value."""
-    is_bool = type(value).__name__ in ("bool", "bool_")  # of Python and numpy
-    if get_origin(kind) is Literal:
-        return any(type(value) is type(choice) and value == choice for choice in get_args(kind)), value
-    if get_origin(kind) is tuple:
+_UNFIT = object()
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    """Convert a value to a type without loss; return `_UNFIT` if this is impossible."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        is_choice = any(type(value) is type(choice) and value == choice for choice in get_args(kind))
+        return value if is_choice else _UNFIT
+    if origin is tuple:
         if not _is_list(value):
-            return False, value
+            return _UNFIT
         kinds = get_args(kind)
-        kinds = kinds[:1] * len(value) if kinds[1:] == (...,) else kinds
-        parts = [_convert(part_kind, part) for part_kind, part in zip(kinds, value, strict=False)]
-        return len(value) == len(kinds) and all(fits for fits, _ in parts), tuple(part for _, part in parts)
-    if get_origin(kind) is Sequence:
-        (item_kind,) = get_args(kind)
+        if kinds[1:] == (...,):
+            kinds = kinds[:1] * len(value)
+        if len(value) != len(kinds):
+            return _UNFIT
+        parts = tuple(map(_convert, kinds, value))
+        return _UNFIT if any(part is _UNFIT for part in parts) else parts
+    if origin is Sequence:
         if not _is_list(value):
-            return False, value
+            return _UNFIT
+        (item_kind,) = get_args(kind)
         if item_kind is str:  # the texts may be names of files
-            return all(isinstance(item, (str, os.PathLike)) for item in value), value
-        return all(_convert(item_kind, item)[0] for item in value), value
-    if kind is int:
-        fits = isinstance(value, numbers.Integral) and not is_bool and abs(int(value)) <= _MAX_INT
-        return fits, operator.index(value) if fits else value
-    if kind is float:
-        if isinstance(value, numbers.Real) and not isinstance(value, int):
-            value = float(value)  # numpy compares in its own precision, in which _MAX_FLOAT may be infinite
-        fits = isinstance(value, (int, float)) and not is_bool and abs(value) < _MAX_FLOAT
-        return fits, float(value) if fits else value
+            fits = all(isinstance(item, (str, os.PathLike)) for item in value)
+        else:
+            fits = all(_convert(item_kind, item) is not _UNFIT for item in value)
+        return value if fits else _UNFIT
+
+    is_bool = type(value).__name__ in ("bool", "bool_")  # of Python and numpy
     if kind is bool:
-        return is_bool, bool(value) if is_bool else value
-    if kind is str and isinstance(value, Path):
-        return True, str(value)
+        return bool(value) if is_bool else _UNFIT
+    if kind is int:
+        if is_bool or not isinstance(value, numbers.Integral) or abs(int(value)) > _MAX_INT:
+            return _UNFIT
+        return operator.index(value)
+    if kind is float:
+        if is_bool or not isinstance(value, numbers.Real):
+            return _UNFIT
+        # numpy compares in its own precision, in which _MAX_FLOAT may be infinite; some integers are too large for it.
+        number = value if isinstance(value, int) else float(value)
+        return float(number) if abs(number) < _MAX_FLOAT else _UNFIT
     if kind is Path:
-        return isinstance(value, (str, os.PathLike)), value
+        return value if isinstance(value, (str, os.PathLike)) else _UNFIT
+    if kind is str and isinstance(value, Path):
+        return str(value)
     # A class of `_CHECKED_BY_NAME` is represented by an empty class, so that only the names can be compared.
-    return any(base is kind or base.__name__ == kind.__name__ for base in type(value).__mro__), value
+    fits = any(base is kind or base.__name__ == kind.__name__ for base in type(value).__mro__)
+    return value if fits else _UNFIT
 
 
 def _is_list(value: Any) -> bool:
@@ -440,6 +477,8 @@ def type_of(value: object) -> str:
         return f"{value!r:.40}"
     kind = value if isinstance(value, type) else type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, type):
+        return f"the class {name}"
     parts = value if isinstance(value, (list, tuple)) else [value]
-    is_short = all(isinstance(part, (bool, int, float, str, type(None))) for part in parts) and len(repr(value)) < 40
-    return f"the class {name}" if isinstance(value, type) else f"{value!r}" if is_short else name
+    is_plain = all(isinstance(part, (bool, int, float, str, NoneType)) for part in parts)
+    return repr(value) if is_plain and len(repr(value)) < 40 else name
