@@ -54,9 +54,10 @@ class Outputs(NamedTuple):
 
 def computed_in_words(computation: Mapping[str, Any]) -> str:
     """Return `Classifier.computation` as a short text, such as `openvino, bfloat16`."""
-    plan = computation["plan"]
     parts = [computation["backend"], computation["precision"]]
-    return ", ".join(parts if plan in ("", "plain") else [*parts, f"plan {plan}"])
+    if computation["plan"] not in ("", "plain"):
+        parts.append(f"plan {computation['plan']}")
+    return ", ".join(parts)
 
 
 @dataclass(repr=False)
@@ -110,13 +111,14 @@ class Classifier:
 
     def __repr__(self) -> str:
         """Return one line with the model, its classes, its training data and its validation accuracy."""
-        config, metrics = self.model.config, self.provenance.get("metrics") or {}
-        height, width = config.image_size
+        height, width = self.model.config.image_size
         size = f"{height} pixels" if height == width else f"{height}x{width} pixels"
-        parts = [f"{config.description}, {size}", f"{len(self.classes)} classes: {listed(self.classes)}"]
-        if data := self.provenance.get("data"):
+        parts = [f"{self.model.config.description}, {size}", f"{len(self.classes)} classes: {listed(self.classes)}"]
+        data = self.provenance.get("data")
+        if data:
             parts.append(f"trained on {data}")
-        if isinstance(accuracy := metrics.get("val_acc"), float):
+        accuracy = (self.provenance.get("metrics") or {}).get("val_acc")
+        if isinstance(accuracy, float):
             parts.append(f"validation accuracy {accuracy:.3f}")
         return f"<Classifier: {'; '.join(parts)}>"
 
@@ -141,12 +143,12 @@ class Classifier:
             raise _invalid("class names must be different")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
             raise _invalid(f"temperature must be above 0 and finite, not {self.temperature!r:.80}")
-        thresholds: Any = self.thresholds
-        is_list = isinstance(thresholds, (list, tuple)) and len(thresholds) == len(self.classes)
-        if thresholds is not None and not (is_list and all(is_number(t) and 0 <= t <= 1 for t in thresholds)):
-            raise _invalid(
-                f"thresholds must be a list of {len(self.classes)} numbers from 0 to 1, not {self.thresholds!r:.80}"
-            )
+        if self.thresholds is not None:
+            is_list = isinstance(self.thresholds, (list, tuple)) and len(self.thresholds) == len(self.classes)
+            if not is_list or not all(is_number(value) and 0 <= value <= 1 for value in self.thresholds):
+                raise _invalid(
+                    f"thresholds must be a list of {len(self.classes)} numbers from 0 to 1, not {self.thresholds!r:.80}"
+                )
         self.model.eval()
 
     # The following methods are the public functions of these names, so that the core does not depend on the verbs.
@@ -210,7 +212,8 @@ class Classifier:
         Raises:
             VitkitError: the record is damaged.
         """
-        if self.trust is None or self.views is not None or not (self.runner is None or self.runner_has_features):
+        has_features = self.runner is None or self.runner_has_features
+        if self.trust is None or self.views is not None or not has_features:
             return None
         return parsed(self.trust).unknown
 
@@ -382,9 +385,8 @@ class Classifier:
 
         def assess(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
             logits, features = compute(pixels)
-            return np.concatenate(
-                [self.calibrated(logits), unknown.p_values(features)[:, None]], axis=1, dtype=np.float32
-            )
+            columns = [self.calibrated(logits), unknown.p_values(features)[:, None]]
+            return np.concatenate(columns, axis=1, dtype=np.float32)
 
         return assess
 
@@ -586,7 +588,8 @@ class Classifier:
         """Make a prediction from an assessment (`assessing`), (K,) or (K + 1,), or from an error message."""
         if isinstance(outcome, str):
             return Prediction(path, error=outcome)
-        K, thresholds = len(self.classes), None if self.thresholds is None else np.array(self.thresholds)
+        K = len(self.classes)
+        thresholds = None if self.thresholds is None else np.array(self.thresholds)
         p_known = float(outcome[K]) if len(outcome) > K else None
         return rank(path, Ranking(self.classes, outcome[:K]), thresholds, p_known)
 

@@ -213,7 +213,8 @@ def read_class_indices(weights: Path, count: int) -> tuple[tuple[str, ...] | Non
     try:
         mapping = from_json(path.read_bytes())
         by_number = {int(key): name for key, name in mapping.items() if isinstance(name, str)}
-        by_number = by_number or {number: name for name, number in mapping.items() if type(number) is int}
+        if not by_number:
+            by_number = {number: name for name, number in mapping.items() if type(number) is int}
         if sorted(by_number) != list(range(len(mapping))):
             raise ValueError("expected each number from 0 on exactly once")
     except (ValueError, TypeError, AttributeError, OSError) as error:

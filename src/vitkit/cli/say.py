@@ -154,8 +154,11 @@ class Bar(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a line that stays on the terminal."""
         line = record.getMessage()
-        if record.levelno >= logging.WARNING or self._as_json:
-            remark(line if record.levelno < logging.WARNING else f"note: {line}", file=sys.stderr)
+        if record.levelno >= logging.WARNING:
+            remark(f"note: {line}", file=sys.stderr)
+            return
+        if self._as_json:
+            remark(line, file=sys.stderr)
             return
         self._last_output = time.monotonic()
         if self._progress is not None and sys.stdout.isatty():

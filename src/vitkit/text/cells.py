@@ -39,8 +39,13 @@ def restored(cell: str) -> str:
     if not cell.startswith("'"):
         return cell
     if cell.startswith("'\\") and _ESCAPE.search(cell):  # `harmless` writes this prefix only with an escape
-        return _ESCAPED.sub(lambda match: chr(int(match[1], 16)) if match[1] else "\\", cell[2:])
+        return _ESCAPED.sub(_unescape, cell[2:])
     return cell[1:] if _QUOTED.match(cell) else cell
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
+    return "\\" if code is None else chr(int(code, 16))
 
 
 def record(cells: tuple[str, ...]) -> str:
@@ -64,8 +69,9 @@ _WORD = re.compile(r"[a-z]+(-[a-z]+)*[,;:]?(?=\s|$)")  # at the beginning of a s
 
 def sentence(text: str) -> str:
     """Add a full stop to text, and capitalise its first letter unless the first word is a name such as vit_tiny."""
-    capitalised = f"{text[0].upper()}{text[1:]}" if _WORD.match(text) else text
-    return capitalised if capitalised.endswith((".", "!", "?")) else f"{capitalised}."
+    if _WORD.match(text):
+        text = text[0].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def plural(count: int, singular: str, plural: str) -> str:
@@ -76,23 +82,30 @@ def plural(count: int, singular: str, plural: str) -> str:
 def false_alarms_in_words(suspects: int, expected: float) -> str:
     """Describe the expected number of false alarms, as in `about 21 of these 32 are probably right`."""
     about = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
-    return f"about {about} of these {suspects} {'is' if about == '1.0' else 'are'} probably right"
+    verb = "is" if about == "1.0" else "are"
+    return f"about {about} of these {suspects} {verb} probably right"
 
 
 def listed(names: Sequence[str], max_count: int = 3) -> str:
     """Join the first `max_count` names with commas. If there are others, add their number, such as ` and 4 more`."""
-    return ", ".join(names[:max_count]) + (f" and {len(names) - max_count} more" if len(names) > max_count else "")
+    text = ", ".join(names[:max_count])
+    return f"{text} and {len(names) - max_count} more" if len(names) > max_count else text
 
 
 def one_of(words: tuple[str, ...]) -> str:
     """Join words as `a, b or c`."""
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Format rows of cells as lines of text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def interval_text(bounds: Sequence[float], decimals: int = 3) -> str:

@@ -87,14 +87,17 @@ def with_all_letters(figure: F) -> F:
     from matplotlib.font_manager import fontManager, get_font
     from matplotlib.text import Text
 
-    texts: list[Text] = figure.findobj(Text)
-    letters = {text: {ord(letter) for letter in text.get_text() if ord(letter) > _LAST_LATIN} for text in texts}
-    if others := [text for text, codes in letters.items() if codes]:
-        files = {font.name: font.fname for font in fontManager.ttflist if font.name in _FONTS}
-        for text in others:
-            text.set_fontfamily([*text.get_fontfamily(), *(name for name in _FONTS if name in files)])
-        fonts = [get_font(file) for file in files.values()]
-        if not all(any(font.get_char_index(code) for font in fonts) for code in set().union(*letters.values())):
+    installed = {font.name: font.fname for font in fontManager.ttflist if font.name in _FONTS}
+    fallbacks = [name for name in _FONTS if name in installed]
+    letters: set[int] = set()  # code points beyond Latin
+    for text in figure.findobj(Text):
+        beyond_latin = {ord(letter) for letter in text.get_text() if ord(letter) > _LAST_LATIN}
+        if beyond_latin:
+            text.set_fontfamily([*text.get_fontfamily(), *fallbacks])
+            letters |= beyond_latin
+    if letters:
+        fonts = [get_font(file) for file in installed.values()]
+        if not all(any(font.get_char_index(letter) for font in fonts) for letter in letters):
             _note_missing_letters()
     return figure
 
@@ -293,10 +296,14 @@ def markdown_blocks(text: str) -> list[tuple[str, list[list[str]]]]:
     """
     blocks: list[tuple[str, list[list[str]]]] = []
     for line in filter(None, text.splitlines()):
-        mark, tag = next(((mark, tag) for mark, tag in _MARKS.items() if line.startswith(mark)), ("", "p"))
+        mark = next((mark for mark in _MARKS if line.startswith(mark)), "")
+        tag = _MARKS.get(mark, "p")
         words = line.removeprefix(mark)
-        parts = [words] if tag == "pre" else re.split(r"(?<!\\)`", words)  # those with odd indices are code
-        item = [part if tag == "pre" or i % 2 else re.sub(r"\\(.)", r"\1", part) for i, part in enumerate(parts)]
+        if tag == "pre":
+            item = [words]
+        else:
+            item = re.split(r"(?<!\\)`", words)  # the parts with odd indices are code
+            item[::2] = [re.sub(r"\\(.)", r"\1", part) for part in item[::2]]  # without escapes
         if tag in ("ul", "pre") and blocks and blocks[-1][0] == tag:
             blocks[-1][1].append(item)
         else:
@@ -307,7 +314,9 @@ def markdown_blocks(text: str) -> list[tuple[str, list[list[str]]]]:
 def split_level(sentence: str) -> tuple[str, str]:
     """Divide `note: a sentence` into its level and the sentence; without a level, it is a warning."""
     level, colon, text = sentence.partition(": ")
-    return (level, text.strip()) if colon and level in ("problem", "warning", "note") else ("warning", sentence)
+    if colon and level in ("problem", "warning", "note"):
+        return level, text.strip()
+    return "warning", sentence
 
 
 def source_hash(text: str) -> str:
@@ -341,20 +350,23 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), words: Coll
 
     If there is a header, all columns except the first and those with headings in `words` are formatted as numbers.
     """
+    is_number = [i > 0 and heading not in words for i, heading in enumerate(header)]
 
     def line(cells: Sequence[str], tag: str) -> str:
         html = "<tr>"
         for i, cell in enumerate(cells):
-            classes = ["number"] if i and header and header[i] not in words else []
+            classes = ["number"] if header and is_number[i] else []
             if tag == "th":
                 heading_words = re.sub(r"<[^>]*>", "", cell).split()  # without the tags
-                classes += ["long"] if any(len(unescape(word)) > _LONG_WORD for word in heading_words) else []
+                if any(len(unescape(word)) > _LONG_WORD for word in heading_words):
+                    classes.append("long")
             html += f'<{tag} class="{" ".join(classes)}">' if classes else f"<{tag}>"
             html += f"{cell}</{tag}>"
         return html + "</tr>"
 
     lines = [line(header, "th")] if header else []
-    return "<table>" + "\n".join(lines + [line(row, "td") for row in rows]) + "</table>"
+    lines += [line(row, "td") for row in rows]
+    return "<table>" + "\n".join(lines) + "</table>"
 
 
 def wide(table: str) -> str:

@@ -95,17 +95,7 @@ def bench(
         VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains
             files.
     """
-    if isinstance(batch_sizes, str):
-        parts = [part.strip() for part in batch_sizes.split(",")]
-    else:
-        parts = list(map(str, [batch_sizes] if isinstance(batch_sizes, int) else batch_sizes))
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        text = batch_sizes if isinstance(batch_sizes, str) else ",".join(parts)
-        raise VitkitError(
-            "verbs.option-invalid",
-            f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32",
-        )
-    sizes = sorted(set(map(int, parts)))
+    sizes = _parse_batch_sizes(batch_sizes)
     requested = None if backends is None else _split_choices("--backends", backends, backend_names())
     wanted = _split_choices("--precisions", precisions, PRECISIONS)
     folder = path_of(out)
@@ -125,6 +115,21 @@ def bench(
     return result
 
 
+def _parse_batch_sizes(batch_sizes: str | int | Sequence[int]) -> list[int]:
+    """Return different batch sizes in ascending order."""
+    if isinstance(batch_sizes, str):
+        text = batch_sizes
+    else:
+        text = ",".join(map(str, [batch_sizes] if isinstance(batch_sizes, int) else batch_sizes))
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise VitkitError(
+            "verbs.option-invalid",
+            f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32",
+        )
+    return sorted(set(map(int, parts)))
+
+
 def _bench_backends(
     model: str | Path | Classifier,
     backends: list[str] | None,
@@ -133,36 +138,36 @@ def _bench_backends(
     rounds: int,
     device: str,
 ) -> Result:
-    name = str(model) if isinstance(model, (str, Path)) else "classifier"
     import torch
 
     from vitkit.model.build import config_of
     from vitkit.profiling.speed import random_model
 
-    notes, is_name = Notes(), isinstance(model, (str, Path)) and not Path(model).exists()
-    if is_name and (is_model_name(name) or is_network_name(name)):
+    notes = Notes()
+    name = str(model) if isinstance(model, (str, Path)) else "classifier"
+    is_file = isinstance(model, (str, Path)) and Path(model).exists()
+    if isinstance(model, (str, Path)) and not is_file and (is_model_name(name) or is_network_name(name)):
         network = random_model(config_of(name))
     else:
         network = open_model(model, notes, "cpu").model
     results, missing = _measure(network, backends, precisions, sizes, rounds, device, notes)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
     }
-    headings = [heading for heading, _ in COLUMNS.values()]
-    cells = [
-        table_cells(row | {"name": f"{row['name'].removeprefix('vitkit ')} {row['precision']}"}, COLUMNS)
-        for row in results
-    ]
-    hardware = gpu or f"{machine['processor']}, {machine['threads']} threads"
+    hardware = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
     title = f"{name} on {hardware}, torch {machine['torch']}, {rounds} rounds"
+    headings = [heading for heading, _ in COLUMNS.values()]
+    cells: list[list[str]] = []
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for row in results:
+        backend = f"{row['name'].removeprefix('vitkit ')} {row['precision']}"
+        cells.append(table_cells({**row, "name": backend}, COLUMNS))
+        panels.setdefault(f"{name}, batch {row['batch']}", []).append(row)
     legend = ["ratio: to eager float32; drift: of the logits from float32"]
-    batches = dict.fromkeys(row["batch"] for row in results)
-    panels = {f"{name}, batch {batch}": [row for row in results if row["batch"] == batch] for batch in batches}
     facts = {"model": name, "machine": machine, "rounds": rounds, "results": tuple(results), "missing": missing}
     printed = {"title": title, "headings": headings, "cells": cells, "legend": legend}
     return Result(
@@ -201,18 +206,19 @@ def _measure(
     from vitkit.system.environment import choose_device
 
     images = _images(model, min(sizes))
+    baseline = ("eager", "float32")
     wanted = [(backend, precision) for backend in backends or BACKENDS for precision in precisions]
-    reference, _ = open_backends(model, [("eager", "float32")], images, device)
-    others, missing = open_backends(model, [pair for pair in wanted if pair != ("eager", "float32")], images, device)
+    reference, _ = open_backends(model, [baseline], images, device)
+    others, missing = open_backends(model, [pair for pair in wanted if pair != baseline], images, device)
     if backends is not None and missing:
         name, reason = next(iter(missing.items()))
         raise VitkitError("verbs.backend-unavailable", f"--backends {name.split()[0]} does not work here: {reason}")
     for left_out, reason in missing.items():
         note(f"{left_out} is left out: {reason}")
-    contenders, rows = [*reference, *others], []
     target = torch.device(choose_device(device))
+    rows = []
     for batch in sizes:
-        speeds = compare(model, contenders, _images(model, batch), batch, rounds, target)
+        speeds = compare(model, [*reference, *others], _images(model, batch), batch, rounds, target)
         eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
         rows += [row(speed, {_RATIO: eager}) for speed in speeds]
     return rows, missing
@@ -222,8 +228,8 @@ def _images(model: Model, batch: int) -> Tensor:
     """Return random images (B, C, height, width): as many whole batches as fit into 16 images, but at least one."""
     import torch
 
-    config, count = model.config, batch * max(16 // batch, 1)
-    shape = (count, config.in_channels, *config.image_size)
+    count = batch * max(16 // batch, 1)
+    shape = (count, model.config.in_channels, *model.config.image_size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
@@ -246,10 +252,9 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     figure = new_figure(9, sum(heights))
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
-        bars = [(f"{row['name']} {row['precision']}", row) for row in rows]
-        bars.sort(key=lambda bar: bar[1]["images_per_s"])
-        for y, (_, row) in enumerate(bars):
-            rate, low, high = (row[f"images_per_s{part}"] for part in ("", "_q1", "_q3"))
+        ordered = sorted(rows, key=lambda row: row["images_per_s"])
+        for y, row in enumerate(ordered):
+            rate, low, high = row["images_per_s"], row["images_per_s_q1"], row["images_per_s_q3"]
             axis.barh(
                 y,
                 rate,
@@ -260,7 +265,7 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
                 error_kw={"ecolor": "black", "capsize": 2, "lw": 1},
             )
             axis.annotate(f" {rate:.4g}", (max(high, rate), y), va="center", fontsize=8)
-        axis.set_yticks(range(len(bars)), [name for name, _ in bars], fontsize=8)
+        axis.set_yticks(range(len(ordered)), [f"{row['name']} {row['precision']}" for row in ordered], fontsize=8)
         axis.margins(x=0.12)
         axis.set_xlabel("images per second")
         axis.set_title(title, fontsize=10, loc="left")

@@ -79,14 +79,14 @@ def bench_formats(model: object, batches: Sequence[int], rounds: int) -> Result:
             raise VitkitError("verbs.format-unavailable", f"no format works here: {next(iter(missing.values()))}")
         for name, reason in missing.items():
             log.warning("%s is left out: %s", name, reason)
+
         files: dict[str, Exported] = {}
-        facts: dict[str, dict[str, Any]] = {}
+        facts: dict[str, dict[str, Any]] = {}  # the cells of each file that are the same for all batch sizes
         for name, result in exports.items():
             outcome, accuracy = result.outcome, result.outcome.accuracy
             start = time.perf_counter()
             file = files[name] = load_exported(result.file)
-            height, width = file.preprocess.size
-            file.answer(np.zeros((1, len(file.preprocess.mean), height, width), np.float32))
+            file.answer(np.zeros((1, len(file.preprocess.mean), *file.preprocess.size), np.float32))
             facts[name] = {
                 "file": name,
                 "accuracy": None if accuracy is None else accuracy.after,
@@ -94,7 +94,8 @@ def bench_formats(model: object, batches: Sequence[int], rounds: int) -> Result:
                 "megabytes": outcome.size / 1e6,
                 "start_s": time.perf_counter() - start,
             }
-        rows, preprocess = [], next(iter(files.values())).preprocess
+        preprocess = next(iter(files.values())).preprocess  # the same for all files
+        rows = []
         for batch in batches:
             shape = (batch, len(preprocess.mean), *preprocess.size)
             images = torch.randn(shape, generator=torch.Generator().manual_seed(1)).numpy()
@@ -102,15 +103,18 @@ def bench_formats(model: object, batches: Sequence[int], rounds: int) -> Result:
             for name, timing in times.items():
                 rate = timing.rate(batch)
                 speed = {"images_per_s": rate.median, "images_per_s_q1": rate.low, "images_per_s_q3": rate.high}
-                rows.append(facts[name] | {"batch": batch} | speed)
+                rows.append({**facts[name], "batch": batch, **speed})
+
     compared_on = next(iter(exports.values())).compared_on
     title = f"{model}, exported to each format and compared on {compared_on}"
-    cells, headings = [table_cells(row, COLUMNS) for row in rows], [heading for heading, _ in COLUMNS.values()]
+    headings = [heading for heading, _ in COLUMNS.values()]
+    cells = [table_cells(row, COLUMNS) for row in rows]
+    figures = {"model": str(model), "compared_on": compared_on, "results": rows, "missing": missing}
     return Result(
         "bench",
         [title, *aligned([headings, *cells]), _LEGEND],
-        {"model": str(model), "results": tuple(rows), "missing": missing, "compared_on": compared_on},
-        json={"model": str(model), "compared_on": compared_on, "results": rows, "missing": missing},
+        {**figures, "results": tuple(rows)},
+        json=figures,
         rows=rows,
         pictures={"Exported files": lambda: _chart(str(model), rows)},
         html=lambda: f"<p>{escape(title)}</p>{table([list(map(escape, row)) for row in cells], headings)}",
@@ -119,11 +123,10 @@ def bench_formats(model: object, batches: Sequence[int], rounds: int) -> Result:
 
 def table_cells(row: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
     """Return the cells of a row in these columns, as text. The speed is the median, followed by the quartiles."""
-    rates = (row[f"images_per_s{part}"] for part in ("_q1", "", "_q3"))
+    rates = [row["images_per_s_q1"], row["images_per_s"], row["images_per_s_q3"]]
     low, median, high = (f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates)
-    values = dict(row) | {"images_per_s": median, "quartiles": f"{low}-{high}"}
-    formats = {name: text_format for name, (_, text_format) in columns.items()}
-    return ["" if values[name] is None else formats[name].format(values[name]) for name in columns]
+    values = {**row, "images_per_s": median, "quartiles": f"{low}-{high}"}
+    return ["" if values[key] is None else form.format(values[key]) for key, (_, form) in columns.items()]
 
 
 def _chart(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
@@ -135,16 +138,14 @@ def _chart(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
     axis = figure.subplots()
     ordered = sorted(rows, key=lambda row: row["images_per_s"])
     for y, row in enumerate(ordered):
-        low, high = row["images_per_s_q1"], row["images_per_s_q3"]
-        spread = [[max(row["images_per_s"] - low, 0)], [max(high - row["images_per_s"], 0)]]
+        rate, low, high = row["images_per_s"], row["images_per_s_q1"], row["images_per_s_q3"]
+        spread = [[max(rate - low, 0)], [max(high - rate, 0)]]
         colour = ORANGE if row["file"].endswith(INT8) else BLUE
-        axis.barh(
-            y, row["images_per_s"], color=colour, xerr=spread, error_kw={"ecolor": "black", "capsize": 2, "lw": 1}
-        )
-        accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.1%}, "
-        axis.annotate(
-            f"  {accuracy}{row['megabytes']:.1f} MB", (max(high, row["images_per_s"]), y), va="center", fontsize=8
-        )
+        axis.barh(y, rate, color=colour, xerr=spread, error_kw={"ecolor": "black", "capsize": 2, "lw": 1})
+        text = f"{row['megabytes']:.1f} MB"
+        if row["accuracy"] is not None:
+            text = f"{row['accuracy']:.1%}, {text}"
+        axis.annotate(f"  {text}", (max(high, rate), y), va="center", fontsize=8)
     axis.set_yticks(range(len(ordered)), [f"{row['file']}, batch {row['batch']}" for row in ordered], fontsize=8)
     axis.margins(x=0.2)
     axis.set_xlabel("images per second")

@@ -86,35 +86,41 @@ def convert(
         raise VitkitError("verbs.folder-missing", f"{destination}: there is no folder {destination.parent}")
     from vitkit.weights import load
 
-    overrides: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
-    overrides = {name: value for name, value in overrides.items() if value is not None}
+    options: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
+    options = {name: value for name, value in options.items() if value is not None}
     with exclusive(destination):
-        is_taken = destination.is_file() or (destination.is_dir() and any(destination.iterdir()))
-        if is_taken and not force:
+        names = {path.name for path in destination.iterdir()} if destination.is_dir() else set()
+        if (destination.is_file() or names) and not force:
             raise VitkitError(
                 "verbs.out-exists", f"{destination} exists: choose a new name, or use --force to overwrite it"
             )
-        model_files = {*model_folder.FILES, *_FILES_OF_OTHERS}
-        if destination.is_dir() and not {path.name for path in destination.iterdir()} <= model_files:
+        if not names <= {*model_folder.FILES, *_FILES_OF_OTHERS}:
             raise VitkitError(
                 "verbs.out-not-empty", f"{destination} contains something other than a model: choose a new name"
             )
-        classifier = load(source, num_classes, allow_partial=allow_partial, **overrides)
+        classifier = load(source, num_classes, allow_partial=allow_partial, **options)
         _write(classifier, destination, kind)
+
     assert classifier.report is not None
-    temperature = None if kind == VITKIT or classifier.temperature == 1 else classifier.temperature
-    is_shifted = kind == "timm" and classifier.preprocess.floor_crop and classifier.preprocess.fit.endswith("crop")
-    written = f"written and read back, every number the same: {destination}"
     lines = list(classifier.report.lines())
+    temperature = None if kind == VITKIT or classifier.temperature == 1 else classifier.temperature
     if temperature is not None:
         lines.append(f"the head is divided by the temperature, {temperature:.3f}, which this layout cannot store")
+    is_shifted = kind == "timm" and classifier.preprocess.floor_crop and classifier.preprocess.fit.endswith("crop")
     if is_shifted:
         lines.append(
             "pictures may be cropped one pixel further right or down: timm's layout cannot store that odd margins are "
             "rounded down, as in Hugging Face's"
         )
-    facts = {"destination": destination, "to": kind, "temperature": temperature, "is_crop_shifted": is_shifted}
-    return Result("convert", [*lines, written], {**facts, "report": classifier.report}, summary=written)
+    written = f"written and read back, every number the same: {destination}"
+    facts = {
+        "destination": destination,
+        "to": kind,
+        "temperature": temperature,
+        "is_crop_shifted": is_shifted,
+        "report": classifier.report,
+    }
+    return Result("convert", [*lines, written], facts, summary=written)
 
 
 def _write(classifier: Classifier, destination: Path, kind: str) -> None:
@@ -154,10 +160,11 @@ def _compare(classifier: Classifier, written: Path, kind: str) -> None:
     except VitkitError as error:
         raise VitkitError(error.code, f"nothing was written, because it could not be read back: {error}") from error
     expected = stored_weights(classifier.model) if kind == VITKIT else calibrated_tensors(classifier)
-    wrong = [name for name, tensor in expected.items() if name not in plan.read or not plan.read[name]().equal(tensor)]
+    differing = [name for name in expected if name not in plan.read or not plan.read[name]().equal(expected[name])]
     if plan.thresholds != classifier.thresholds:
-        wrong.append("thresholds")
-    if wrong:
+        differing.append("thresholds")
+    if differing:
         raise VitkitError(
-            "verbs.tensor-differs", f"nothing was written to {written}, because {wrong[0]} differs when it is read back"
+            "verbs.tensor-differs",
+            f"nothing was written to {written}, because {differing[0]} differs when it is read back",
         )

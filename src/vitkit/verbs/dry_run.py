@@ -134,32 +134,42 @@ def _explaining_shortage() -> Iterator[None]:
 
 def _result(measured: dict[str, Any], price: float | None) -> Result:
     recipe: Recipe = measured["recipe"]
-    steps, seconds, notes = measured["steps"], measured["seconds"], measured["notes"]
+    steps, seconds = measured["steps"], measured["seconds"]
     flops = measured["flops_per_image"] * measured["images"] * measured["epochs"]  # without validation
+    amount = (
+        f"{measured['images']:,} images in {measured['classes']:,} classes, "
+        f"{plural(measured['epochs'], 'epoch', 'epochs')}"
+    )
+    if steps:
+        step_count = f"{steps:,} steps of {recipe.batch_size * recipe.grad_accum:,}"
+        rate = f"{measured['seconds_per_step']:.3g} s for a step"
+    else:
+        step_count = "no steps, a head is fitted to features"
+        rate = f"{measured['seconds_per_step']:.3g} s for the features of a batch"
     if seconds >= 86_400:
         duration = f"{seconds / 86_400:,.1f} days"
     elif seconds >= 3_600:
         duration = f"{seconds / 3_600:,.1f} hours"
+    elif seconds >= 60:
+        duration = f"{seconds / 60:,.1f} minutes"
     else:
-        duration = f"{seconds / 60:,.1f} minutes" if seconds >= 60 else f"{seconds:.2g} seconds"
-    cost = None if price is None else price * measured["devices"] * seconds / 3_600
-    batch = recipe.batch_size * recipe.grad_accum
-    step_count = f"{steps:,} steps of {batch:,}" if steps else "no steps, a head is fitted to features"
-    epochs = plural(measured["epochs"], "epoch", "epochs")
-    amount = f"{measured['images']:,} images in {measured['classes']:,} classes, {epochs}"
-    rate = f"{measured['seconds_per_step']:.3g} s for {'a step' if steps else 'the features of a batch'}"
-    reading = f"{1000 * measured['reading_per_image']:.3g} ms to read an image"
-    price_text = "" if cost is None else f"; cost {cost:,.2f} at {price:g} an hour"
+        duration = f"{seconds:.2g} seconds"
+    cost, price_text = None, ""
+    if price is not None:
+        cost = price * measured["devices"] * seconds / 3_600
+        price_text = f"; cost {cost:,.2f} at {price:g} an hour"
     trained = f"{measured['trained']:,} of {measured['parameters']:,} parameters trained"
     step = f"a step of {measured['images_in_step']:,} images, on {measured['device']} in {measured['precision']}"
+    reading = f"{1000 * measured['reading_per_image']:.3g} ms to read an image"
     lines = [
         f"{name_of(recipe)}, method {recipe.method}: {trained}",
         f"  images  {amount}: {step_count}; {measured['val_images']:,} to validate",
         f"  FLOPs   {flops:.4g}; {measured['flops_per_image'] / 1e9:,.3f} G for a training image",
         f"  memory  {measured['peak_memory'] / 2**30:,.2f} GiB of tensors in {step}",
         f"  time    {duration}; {rate}, {reading}{price_text}",
-        *(f"note: {note}" for note in notes),
+        *(f"note: {note}" for note in measured["notes"]),
     ]
-    facts = {name: measured[name] for name in _FACTS} | {"price": price, "flops": flops, "cost": cost}
+    facts = {name: measured[name] for name in _FACTS}
+    facts |= {"price": price, "flops": flops, "cost": cost}
     fields = {name: value for name, value in asdict(recipe).items() if value is not None}
-    return Result("dry_run", lines, facts, json=facts | {"recipe": fields})
+    return Result("dry_run", lines, facts, json={**facts, "recipe": fields})

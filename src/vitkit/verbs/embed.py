@@ -76,9 +76,14 @@ class Embeddings(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything in plain JSON types; the features become lists."""
-        nearest = [{"path": path, "similarity": similarity} for path, similarity in self.nearest]
-        values = {"paths": list(self.paths), "features": self.features.tolist(), "what": self.what}
-        return {**values, "errors": self.errors, "nearest": nearest, "notes": list(self.notes)}
+        return {
+            "paths": list(self.paths),
+            "features": self.features.tolist(),
+            "what": self.what,
+            "errors": self.errors,
+            "nearest": [{"path": path, "similarity": similarity} for path, similarity in self.nearest],
+            "notes": list(self.notes),
+        }
 
     def lines(self) -> list[str]:
         """Return a line about the file, if one was written, and the most similar images as CSV."""

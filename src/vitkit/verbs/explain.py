@@ -88,10 +88,10 @@ class Explanations(Result):
 
     def lines(self) -> list[str]:
         """Return a line with the reason for each image without an explanation, and a line with counts and the page."""
-        outcome = f"{self.count}: nothing to explain"
-        if self.page is not None:
-            outcome = f"{self.count}, {self.method}: {self.page}"
-        return [*(f"{path}: {reason}" for path, reason in self.unreadable.items()), outcome]
+        lines = [f"{path}: {reason}" for path, reason in self.unreadable.items()]
+        if self.page is None:
+            return [*lines, f"{self.count}: nothing to explain"]
+        return [*lines, f"{self.count}, {self.method}: {self.page}"]
 
     @property
     def count(self) -> str:
@@ -211,7 +211,7 @@ def _explain_images(
     from vitkit.explanation.draw import paper_sheet, thumbnail, to_png
     from vitkit.text.pages import as_file, component, image, panel, write_page
 
-    rows: list[str] = []
+    rows: list[str] = []  # HTML, one for each explained image
     pairs: list[tuple[Image.Image, Image.Image]] = []  # for the sheet
     result = Explanations(method, {})
     for done, path in enumerate(paths):
@@ -225,7 +225,9 @@ def _explain_images(
         (out / subfolder).mkdir(parents=True, exist_ok=True)
         explanation.save(out / subfolder)
         result.explained[path] = out / subfolder
-        name, title = escape(public_path(path)), f"{escape(explanation.target)} {explanation.probability:.3f}"
+
+        name = escape(public_path(path))
+        title = f"{escape(explanation.target)} {explanation.probability:.3f}"
         link = f"{quote_from_bytes(os.fsencode(subfolder.as_posix()))}/index.html"  # file names may not be UTF-8
         if len(explanation.methods) == 1:
             jpeg = thumbnail(explanation.overlay(explanation.methods[0], _THUMBNAIL), _THUMBNAIL)
@@ -240,25 +242,30 @@ def _explain_images(
     progress("explaining", len(paths), len(paths))
     if result.is_empty:
         return result
+
     by_method = "by all methods" if method == "all" else f"by the method {method}"
-    head = [
+    body = [
         "<h1>Where does the model look?</h1>",
         f"<p>{escape(result.count)}, explained {by_method}. Click a picture for its page.</p>",
     ]
     for path, reason in result.unreadable.items():
-        head.append(component("finding", "warning", f"{public_path(path)}: {reason}"))
-    page, sheet = out / "index.html", None
+        body.append(component("finding", "warning", f"{public_path(path)}: {reason}"))
+    sheet = None
     if pairs:
-        figure, sheet = paper_sheet(pairs), out / "attention.png"
+        sheet = out / "attention.png"
+        figure = paper_sheet(pairs)
         for kind in (".svg", ".pdf"):
             write_bytes(sheet.with_suffix(kind), as_file(lambda: figure, kind))
         png = to_png(figure)
         write_bytes(sheet, png)
         which = "" if len(pairs) == len(rows) else f" (the first {len(pairs)} of {len(rows)} images)"
-        head.append(panel(f"Input and attention, as in the paper's Figure 6{which}", image("attention", png, "png")))
-    grid = f'<div class="pictures large">{"".join(rows)}</div>'
-    body = rows if method == "all" else [f'<section class="panel">{grid}</section>']
-    write_page(page, f"vitkit explain: {method}", [*head, *body])
+        body.append(panel(f"Input and attention, as in the paper's Figure 6{which}", image("attention", png, "png")))
+    if method == "all":
+        body += rows
+    else:
+        body.append(f'<section class="panel"><div class="pictures large">{"".join(rows)}</div></section>')
+    page = out / "index.html"
+    write_page(page, f"vitkit explain: {method}", body)
     return replace(result, page=page, sheet=sheet)
 
 

@@ -154,15 +154,22 @@ def export(
         classifier = load_noting(model, notes, size, preprocess)
     classifier.preprocess.check_known()  # before the conversion, which takes long
 
+    height, width = classifier.preprocess.size
+    facts: dict[str, Any] = {
+        "to": runtime,
+        "compared_on": pictures.description,
+        "precision": precision,
+        "image_size": (height, width),
+        "notes": tuple(notes.lines),
+    }
     if runtime in ELSEWHERE:
-        return _export_elsewhere(classifier, runtime, out, pictures, notes, precision=precision, force=force)
+        return _export_elsewhere(classifier, ELSEWHERE[runtime], out, pictures, facts, force=force)
     int8 = None if photographs is None else prepare_int8(classifier, photographs, max_drop)
     options = {"force": force, "batch": form.batch, "precision": precision, "int8": int8}
     if with_preprocess:  # packages have no such option
         options["with_preprocess"] = True
     outcome = _write(classifier, model_path, out, pictures, **options)
 
-    height, width = classifier.preprocess.size
     batch = "any batch" if form.batch is None else f"batch {form.batch}"
     written = (
         f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s "
@@ -176,16 +183,7 @@ def export(
         if speed <= speeds[fastest]:
             ratio = speeds[fastest] / speed
             lines.append(f"On this machine, INT8 is not faster: {fastest} computes {ratio:.2f} times as fast.")
-    facts = {
-        "file": out,
-        "to": runtime,
-        "compared_on": pictures.description,
-        "outcome": outcome,
-        "precision": precision,
-        "image_size": (height, width),
-        "batch": form.batch,
-        "notes": tuple(notes.lines),
-    }
+    facts |= {"file": out, "outcome": outcome, "batch": form.batch}
     json = {"file": out, "compared_on": pictures.description, **dataclasses.asdict(outcome)}
     return Result("export", lines, facts, json=json, summary=written)
 
@@ -204,19 +202,18 @@ def _parse_image_size(image_size: str | int | tuple[int, int]) -> tuple[int, int
 
 def _export_elsewhere(
     classifier: Classifier,
-    runtime: Runtime,
+    kind: OtherRuntime,
     out: Path,
     pictures: Pictures,
-    notes: Notes,
+    facts: dict[str, Any],
     *,
-    precision: str,
     force: bool,
 ) -> Result:
-    """Write a folder for a runtime that may not run on this machine."""
+    """Write a folder for a runtime that may not run on this machine; `facts` are those of its result known so far."""
     from vitkit.exporting.elsewhere import write_folder
 
-    kind = ELSEWHERE[runtime]
-    height, width = classifier.preprocess.size
+    height, width = facts["image_size"]
+    precision = facts["precision"]
     folder = write_folder(classifier, out, pictures, kind, precision=precision, force=force)
     is_verified = folder == out
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -229,16 +226,7 @@ def _export_elsewhere(
             "in it. This compares the logits with those of the model, and removes .unverified from the name."
         )
     private = f"expected.npz contains images ({pictures.description}): delete it before you pass the folder on."
-    facts = {
-        "file": folder,
-        "to": runtime,
-        "compared_on": pictures.description,
-        "outcome": None,
-        "precision": precision,
-        "image_size": (height, width),
-        "batch": None,
-        "notes": tuple(notes.lines),
-    }
+    facts = {**facts, "file": folder, "outcome": None, "batch": None}
     json = {"file": folder, "is_verified": is_verified, "size": size}
     return Result("export", [written, verdict, private], facts, json=json, summary=written)
 

@@ -120,12 +120,15 @@ def info(
 def _result(name: str, cost: ModelInfo, origin: ClassifierInfo | None, *, shapes: bool) -> Result:
     mebibytes = {dtype: size / 2**20 for dtype, size in cost.weight_bytes.items()}
     activations = cost.activation_bytes / 2**20
-    executed = f"  GMACs executed  {cost.gmacs_executed:.3f}   (the last block computes only what the head reads)"
     lines = [
         name,
         f"  parameters      {cost.parameters:,}",
         f"  GMACs           {cost.gmacs:.3f}   ({2 * cost.gmacs:.3f} GFLOPs, for one image)",
-        *([] if isinstance(cost.config, NetworkConfig) else [executed]),
+    ]
+    if not isinstance(cost.config, NetworkConfig):
+        executed = f"{cost.gmacs_executed:.3f}   (the last block computes only what the head reads)"
+        lines.append(f"  GMACs executed  {executed}")
+    lines += [
         f"  weights         {mebibytes['float32']:.1f} MiB in float32, {mebibytes['bfloat16']:.1f} in bfloat16",
         f"  activations     {activations:.1f} MiB kept for the backward pass, for one image in float32",
     ]
@@ -134,9 +137,10 @@ def _result(name: str, cost: ModelInfo, origin: ClassifierInfo | None, *, shapes
     lines += _field_lines("configuration", cost.config.to_dict())
     if origin is not None:
         lines += _field_lines("preprocess", origin.preprocess.to_dict())
-        lines += _field_lines("provenance", origin.provenance) if origin.provenance else []
-        more = f" ... and {len(origin.classes) - 20} more" if len(origin.classes) > 20 else ""
+        if origin.provenance:
+            lines += _field_lines("provenance", origin.provenance)
         if origin.classes:
+            more = f" ... and {len(origin.classes) - 20} more" if len(origin.classes) > 20 else ""
             lines += ["", f"classes ({len(origin.classes)})", f"  {', '.join(origin.classes[:20])}{more}"]
     if shapes:
         lines += ["", f"{'stage':28}  {'shape':>14}  {'times':>5}  {'parameters':>12}  {'MMACs':>10}"]
@@ -160,9 +164,10 @@ def _origin(source: LoadPlan | Classifier) -> ClassifierInfo:
 
 
 def _field_lines(title: str, fields: dict[str, Any]) -> list[str]:
-    width, lines = max(map(len, fields), default=0), ["", title]
+    width = max(map(len, fields), default=0)
+    lines = ["", title]
     for name, value in fields.items():
-        is_dict = isinstance(value, dict)
-        text = ", ".join(f"{key} {item}" for key, item in value.items()) if is_dict else str(value)
-        lines.append(f"  {name:{width}}  {text}")
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {item}" for key, item in value.items())
+        lines.append(f"  {name:{width}}  {value}")
     return lines

@@ -115,13 +115,9 @@ def split_sources(sources: Sources) -> tuple[list[str], list[PictureInMemory]]:
     """Split sources into paths and patterns as text, and pictures in memory. One of the two lists is empty."""
     from vitkit.data.in_memory import PictureInMemory, sources_of
 
-    names: list[str] = []
-    in_memory: list[PictureInMemory] = []
-    for source in sources_of(sources):
-        if isinstance(source, str):
-            names.append(source)
-        elif isinstance(source, PictureInMemory):
-            in_memory.append(source)
+    items = list(sources_of(sources))
+    names = [item for item in items if isinstance(item, str)]
+    in_memory = [item for item in items if isinstance(item, PictureInMemory)]
     if names and in_memory:
         raise VitkitError(
             "verbs.pictures-in-memory",
@@ -146,12 +142,12 @@ def check_conflicts(given: Mapping[str, object], others: Mapping[str, object]) -
 
     The keys are the options as they are written on the command line; a value is true if the option is used.
     """
-    for option, value in given.items():
-        for other, other_value in others.items():
-            if value and other_value:
-                raise VitkitError(
-                    "verbs.option-conflict", f"{option} cannot be combined with {other}: leave out one of them"
-                )
+    used = [option for option, value in given.items() if value]
+    excluded = [option for option, value in others.items() if value]
+    if used and excluded:
+        raise VitkitError(
+            "verbs.option-conflict", f"{used[0]} cannot be combined with {excluded[0]}: leave out one of them"
+        )
 
 
 def path_of(path: str | Path | None) -> Path | None:
@@ -212,8 +208,10 @@ def source_folders(sources: Iterable[str]) -> list[str]:
     """Return the folders, archives and shards among the sources, including those that patterns match."""
     names: list[str] = []
     for source in sources:
-        exists = Path(source).exists() or storage_at(Path(source)) is not None
-        names += [source] if exists else glob.glob(source, recursive=True)  # noqa: PTH207
+        if Path(source).exists() or storage_at(Path(source)) is not None:
+            names.append(source)
+        else:
+            names += glob.glob(source, recursive=True)  # noqa: PTH207
     return [name for name in names if Path(name).is_dir() or storage_at(Path(name)) is not None]
 
 
@@ -282,13 +280,15 @@ def check_not_among_images(out: Path, paths: Iterable[str]) -> None:
     target = out.resolve()
     for folder in sorted({Path(path).parent for path in paths}):
         resolved = folder.resolve()
-        if resolved not in (target, *target.parents) or not resolved.is_dir():
+        if not resolved.is_dir() or not target.is_relative_to(resolved):
             continue
-        images = sum(why_ignored(file.name) is None for file in resolved.iterdir())
-        if resolved == target or (resolved != Path.cwd() and images > 1):
-            raise VitkitError(
-                "verbs.out-in-source", f"--out {out} lies in {folder}: nothing is written next to the photographs"
-            )
+        if resolved != target:
+            images = sum(why_ignored(file.name) is None for file in resolved.iterdir())
+            if images <= 1 or resolved == Path.cwd():
+                continue
+        raise VitkitError(
+            "verbs.out-in-source", f"--out {out} lies in {folder}: nothing is written next to the photographs"
+        )
 
 
 def select_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
@@ -343,8 +343,8 @@ def open_for_labels(
     over these classes, also for SigLIP, which otherwise gives each class a probability of its own.
     """
     if names.classes is None:
-        own_classes = open_named(model, names, note, preprocess)
-        return lambda _table: own_classes
+        classifier = open_named(model, names, note, preprocess)
+        return lambda _table: classifier
     from vitkit.language.zero_shot import names_as_words
 
     words = open_images_and_words(model, note, preprocess)
@@ -352,12 +352,16 @@ def open_for_labels(
 
     def make_classifier(table: ImageTable) -> Classifier:
         classifier = words.classifier(classes, names.templates, one=None if table.task.is_sigmoid else True)
-        present = [name for name, count in table.counts().items() if count]
-        label_of = dict(zip(names_as_words(present), present, strict=True))
+        labels = [label for label, count in table.counts().items() if count]
+        name_of = dict(zip(labels, names_as_words(labels), strict=True))
+        label_of = {name: label for label, name in name_of.items()}
         without_images = [name for name in classifier.classes if name not in label_of]
-        not_named = [name for name in present if names_as_words([name])[0] not in classifier.classes]
-        problems = [f"no images of {listed(without_images, 6)}"] if without_images else []
-        problems += [f"images of {listed(not_named, 6)}, which are not named"] if not_named else []
+        not_named = [label for label in labels if name_of[label] not in classifier.classes]
+        problems = []
+        if without_images:
+            problems.append(f"no images of {listed(without_images, 6)}")
+        if not_named:
+            problems.append(f"images of {listed(not_named, 6)}, which are not named")
         if problems:
             raise VitkitError(
                 "verbs.names-differ",
@@ -403,7 +407,8 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
     """
     if not isinstance(classes, str):
         return list(classes)
-    flag, suffix = "--classes", Path(classes).suffix.lower()
+    flag = "--classes"
+    suffix = Path(classes).suffix.lower()
     if suffix == ".txt":
         flag = f"--classes {classes}"
         try:
@@ -414,10 +419,10 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
             reason = f"it is not in UTF-8 ({error.reason})" if isinstance(error, UnicodeDecodeError) else error
             raise VitkitError("verbs.names-unreadable", f"{flag}: cannot be read: {reason}") from error
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        names = lines if len(lines) != 1 else _names_in_text(lines[0], flag)
+        names = _names_in_text(lines[0], flag) if len(lines) == 1 else lines
     else:
         is_list = suffix in (".csv", ".tsv", ".json", ".toml", ".yaml", ".xlsx")
-        is_path = os.sep in classes or "/" in classes or bool(suffix)
+        is_path = "/" in classes or os.sep in classes or bool(suffix)
         if is_list or (is_path and os.path.exists(classes)):  # noqa: PTH110  # Path.exists fails for text too long for a path
             raise VitkitError(
                 "verbs.names-invalid",

@@ -14,7 +14,7 @@ from vitkit.data.sources import read_source
 from vitkit.data.split_file import groups_from_file, images_of_run, read_contents
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluation import evaluate
+from vitkit.evaluation import Evaluation, evaluate
 from vitkit.exporting import Exported, Int8, Pictures
 from vitkit.exporting.pictures import pictures_of
 from vitkit.exporting.quantization import IMAGES
@@ -81,15 +81,19 @@ def prepare_int8(classifier: Classifier, photographs: Photographs, max_drop: flo
 
 def _refit(classifier: Classifier, photographs: Photographs, exported: Exported) -> None:
     """Fit the temperature, the thresholds and the record of held-out predictions to a quantised model."""
-    before, table, run = classifier.held_out, photographs.table, photographs.run
-    seen, _ = seen_images(classifier, run or "the model", table, "val", is_of_run=run is not None)
+    table, run = photographs.table, photographs.run
+    before = classifier.held_out
+    chosen = () if before is None else before.held_out.chosen
     groups = {} if run is None else groups_from_file(run / GROUPS)
-    facts = ValidationFacts(() if before is None else before.held_out.chosen, groups, seen or {})
+    seen, _ = seen_images(classifier, run or "the model", table, "val", is_of_run=run is not None)
+
+    def evaluate_exported() -> Evaluation:
+        return evaluate(exported, table, "val", partial(progress, "calibrating"))
 
     def fit_unknown(exported: Classifier, held_out: Sequence[str]) -> Unknown | None:
         return fit_to_images(exported, table, held_out, None, seed=0, progress=partial(progress, "unknown images"))
 
     fit = None if classifier.unknown is None else fit_unknown
-    calibrate_on(exported, partial(evaluate, exported, table, "val", partial(progress, "calibrating")), facts, fit)
+    calibrate_on(exported, evaluate_exported, ValidationFacts(chosen, groups, seen or {}), fit)
     if before is None:  # the model promises nothing, and neither does the file
         exported.trust = None

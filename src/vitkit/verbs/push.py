@@ -73,7 +73,8 @@ def push(
     name = repository.removeprefix(HUB)
     if not is_hub_id(name):
         raise VitkitError("verbs.repository-invalid", f"{repository!r} names no repository: write {HUB}OWNER/NAME")
-    if dry_run is None and (reason := offline()) is not None:
+    reason = offline()
+    if dry_run is None and reason is not None:
         raise VitkitError(
             "verbs.upload-forbidden", f"{reason} forbids uploading: unset it, or write the files with --dry-run FOLDER"
         )
@@ -82,9 +83,8 @@ def push(
     run = Path(model) if Path(model).is_dir() else None
     if classifier.pictures is not None and not with_record:
         notes("the record of the training images is not published; --with-record adds it")
-    weights = classifier.provenance.get("weights", {})
-    entry = find(str(weights.get("source", "")))
-    licence = licence or (None if entry is None else entry.licence)
+    initial = find(str(classifier.provenance.get("weights", {}).get("source", "")))
+    licence = licence or (None if initial is None else initial.licence) or None  # the catalog may state none
     if licence is None:
         notes("the licence of the weights is not known: name it with --licence")
     card = _hub_card(name, classifier, run, licence)
@@ -143,7 +143,7 @@ def _upload(folder: Path, name: str, progress: Progress, *, private: bool) -> st
 
 def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str | None) -> str:
     """Return the model card of a repository. It begins with metadata for the hub, and ends with instructions."""
-    fields = [
+    metadata = [
         *([] if licence is None else [f"license: {licence.lower()}"]),
         "library_name: vitkit",
         "pipeline_tag: image-classification",
@@ -154,17 +154,17 @@ def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str
     ]
     version = "" if run is None else version_of(run)
     card = model_card_text(f"hf:{repository}", model, version or vitkit.__version__, run)
-    weights = model.provenance.get("weights", {})
-    source = str(weights.get("source") or "")
+    source = str(model.provenance.get("weights", {}).get("source") or "")
     origin = f"The training started from {markdown_text(Path(source).name)}. " if source else ""
     if licence is None:
         terms = "The licence of the weights was not stated: ask before you use them."
     else:
         terms = f"The weights are published under {markdown_text(licence)}. The photographs are not included."
-    lines = ["---", *fields, "---", "", card, "## Licence", "", origin + terms, ""]
-    is_vit = is_model_name(str(model.provenance.get("recipe", {}).get("model", "")))
-    usage = _IN_PYTHON + (_IN_OTHER_LIBRARIES if is_vit else "")
-    return "\n".join(lines) + "\n" + usage.replace("REPOSITORY", f"hf:{repository}")
+    usage = _IN_PYTHON
+    if is_model_name(str(model.provenance.get("recipe", {}).get("model", ""))):
+        usage += _IN_OTHER_LIBRARIES
+    usage = usage.replace("REPOSITORY", f"hf:{repository}")
+    return "\n".join(["---", *metadata, "---", "", card, "## Licence", "", origin + terms, "", usage])
 
 
 _IN_PYTHON = """## In Python

@@ -70,8 +70,14 @@ class Result:
         summary: str = "",
         next_step: str = "",
     ) -> None:
-        self._verb, self._lines, self._facts, self._rows = verb, list(lines), dict(facts), rows
-        self._json, self._pictures, self._html, self._headline = json or facts, pictures or {}, html, summary
+        self._verb = verb
+        self._lines = list(lines)
+        self._facts = dict(facts)
+        self._json = json or facts
+        self._rows = rows
+        self._pictures = pictures or {}
+        self._html = html
+        self._headline = summary
         self.next_step = next_step
 
     def __getattr__(self, name: str) -> Any:
@@ -158,11 +164,14 @@ class Result:
         return target
 
     def __repr__(self) -> str:
-        return f"<{self._verb or type(self).__name__}: {self._headline or next(iter(self.lines()), '')}>"
+        lines = [self._headline] if self._headline else self.lines()
+        return f"<{self._verb or type(self).__name__}: {lines[0] if lines else ''}>"
 
     def _repr_html_(self) -> str:
         """Return what notebooks display, as HTML."""
-        return "<pre>" + escape("\n".join(self.lines())) + "</pre>" if self._html is None else self._html()
+        if self._html is not None:
+            return self._html()
+        return "<pre>" + escape("\n".join(self.lines())) + "</pre>"
 
 
 def as_json(value: Any) -> Any:

@@ -84,19 +84,30 @@ def shard(
         table = read_corrected(str(data), labels, layout, follow_links=follow_links, may_be_one_class=True)
     check_outside("the folder", target, map(str, table.folders))
     index = write_shards(table, target, max_bytes)
-    place, images, left_out = str(target), len(index.keys), index.left_out
-    notes = [*filter(None, [table.layout]), *(finding.text for finding in check_files(table, {}))]
-    counts, total = Counter(index.shard_of), sum(shard.size for shard in index.shards)
+
+    images = len(index.keys)
+    notes = [finding.text for finding in check_files(table, {})]
+    if table.layout:
+        notes.insert(0, table.layout)
+    counts = Counter(index.shard_of)
     rows = [
         {"name": shard.name, "split": shard.split, "bytes": shard.size, "images": counts[i], "sha256": shard.sha256}
         for i, shard in enumerate(index.shards)
     ]
+    total = sum(shard.size for shard in index.shards)
     what = f"{plural(images, 'image', 'images')} of {plural(len(index.classes), 'class', 'classes')}"
     lines = [
-        f"{place}: {what} in {plural(len(rows), 'shard', 'shards')}, {total / 10**6:,.1f} MB",
-        *(f"left out: {image.key} ({image.reason})" for image in left_out),
+        f"{target}: {what} in {plural(len(rows), 'shard', 'shards')}, {total / 10**6:,.1f} MB",
+        *(f"left out: {image.key} ({image.reason})" for image in index.left_out),
         *(f"note: {note}" for note in notes),
     ]
-    json = {"folder": target, "images": images, "classes": index.classes, "shards": rows, "left_out": left_out}
-    facts = {"folder": target, "place": place, "images": images, "index": index, "notes": tuple(notes)}
-    return Result("shard", lines, facts, json={**json, "notes": notes}, rows=rows)
+    json = {
+        "folder": target,
+        "images": images,
+        "classes": index.classes,
+        "shards": rows,
+        "left_out": index.left_out,
+        "notes": notes,
+    }
+    facts = {"folder": target, "place": str(target), "images": images, "index": index, "notes": tuple(notes)}
+    return Result("shard", lines, facts, json=json, rows=rows)

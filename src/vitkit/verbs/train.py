@@ -116,11 +116,13 @@ class TrainingRun(Result):
         from vitkit.system.run_files import METRICS
         from vitkit.training.run_folder import read_metrics
 
-        rows = [dict(row) for row in read_metrics(self.folder / METRICS)]
+        rows: list[dict[str, Any]] = [dict(row) for row in read_metrics(self.folder / METRICS)]
         if not self.folds:
             return rows
-        fold_rows = [{"fold": i, **row} for i, fold in enumerate(self.folds, start=1) for row in fold.rows()]
-        return [*fold_rows, *({"fold": "final", **row} for row in rows)]
+        rows_of_folds = []
+        for number, fold in enumerate(self.folds, start=1):
+            rows_of_folds += [{"fold": number, **row} for row in fold.rows()]
+        return rows_of_folds + [{"fold": "final", **row} for row in rows]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return the function that draws the curves, by caption; empty for a cross-validation or without epochs."""
@@ -168,11 +170,12 @@ class TrainingRun(Result):
 
         if not (self.folder / EVALUATION).is_file() and not self.folds:
             return f"<p>{escape(self.lines()[-1])}</p>"
-        shown = METRICS["multi" if self.evaluation.get("task") == "multi" else "single"]
-        counted = {} if self.folds else self.evaluation
-        figures = {name: counted[name] for name in shown if name in counted}
-        rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
         summary = "".join(f"<p>{escape(line)}</p>" for line in self.lines())
+        if self.folds:
+            return summary
+        task = "multi" if self.evaluation.get("task") == "multi" else "single"
+        figures = {name: self.evaluation.get(name) for name in METRICS[task]}
+        rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
         return summary + (table(rows, ("figure", "value")) if rows else "")
 
 
