@@ -122,13 +122,9 @@ class Verb:
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        # The description, without the paragraphs for callers from Python.
-        text = (inspect.getdoc(inspect.unwrap(function)) or "").partition("\nArgs:\n")[0].rstrip()
-        paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
-        description = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
-        description = re.sub(r"(Example: .*)`\.$", r"\1`", description)  # without the full stop
-        fields = {parameter.name: _flags_of(parameter.name)[0] for parameter in offered.fields}
-        command.__doc__ = _in_flags(description, fields | _command_line_names(function, self.flags))
+        spelling = {parameter.name: _flags_of(parameter.name)[0] for parameter in offered.fields}
+        spelling |= _command_line_names(function, self.flags)
+        command.__doc__ = _in_flags(_description_of(function), spelling)
         return command
 
 
@@ -447,6 +443,14 @@ def _recipe_of(recipe: str | None, sets: Sequence[str], options: _Values) -> Any
         return recipe
     changes = Recipe.of({**options, **values_set})
     return changes if recipe is None else Recipe.load(recipe).updated(changes)
+
+
+def _description_of(function: _Function) -> str:
+    """Return the docstring up to `Args:`, without code and without paragraphs for callers from Python."""
+    text = (inspect.getdoc(inspect.unwrap(function)) or "").partition("\nArgs:\n")[0].rstrip()
+    paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
+    description = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
+    return re.sub(r"(Example: .*)`\.$", r"\1`", description)  # without the full stop
 
 
 def _sentences_about_parameters(function: _Function) -> dict[str, str]:

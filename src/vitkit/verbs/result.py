@@ -192,9 +192,8 @@ def csv_table(rows: Sequence[Mapping[str, Any]], end: str = "\r\n") -> str:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator=end)
     writer.writeheader()
-    writer.writerows(
-        {key: harmless(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows
-    )
+    for row in rows:
+        writer.writerow({key: harmless(cell) if isinstance(cell, str) else cell for key, cell in row.items()})
     return text.getvalue()
 
 
