@@ -385,8 +385,8 @@ class Classifier:
 
         def assess(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
             logits, features = compute(pixels)
-            columns = [self.calibrated(logits), unknown.p_values(features)[:, None]]
-            return np.concatenate(columns, axis=1, dtype=np.float32)
+            p_values = unknown.p_values(features)[:, None]
+            return np.concatenate([self.calibrated(logits), p_values], axis=1, dtype=np.float32)
 
         return assess
 

@@ -177,11 +177,15 @@ def hints_of(owner: Callable[..., Any]) -> dict[str, Any]:
 
 
 class _Namespace(dict[str, Any]):
+    """Names in type hints, of which an unknown name that is no builtin is one that was not imported."""
+
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, None) or type(name, (_NotImported,), {})
 
 
 class _NotImported:
+    """The base class of the empty classes that represent types which are not imported; hints may subscribe them."""
+
     def __class_getitem__(cls, _: Any) -> Any:
         return cls
 

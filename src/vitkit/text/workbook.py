@@ -95,15 +95,15 @@ def _row(cells: Sequence[Cell], number: int, style: int = 0) -> str:
         """Escape a character as Excel does: `_x0007_`. The text `_x0007_` itself becomes `_x005F_x0007_`."""
         return f"_x005F{match[0]}" if len(match[0]) > 1 else f"_x{ord(match[0]):04X}_"
 
-    html = ""
+    xml = ""
     for i, cell in enumerate(cells, 1):
         start = f'<c r="{_column(i)}{number}" s="{style}"'
         if isinstance(cell, str):
             text = escape(_UNSAFE.sub(escape_character, cell[:_MAX_LENGTH]))
-            html += f'{start} t="inlineStr"><is><t xml:space="preserve">{text}</t></is></c>'
+            xml += f'{start} t="inlineStr"><is><t xml:space="preserve">{text}</t></is></c>'
         elif cell is not None:
-            html += f"{start}><v>{cell!r}</v></c>"
-    return f'<row r="{number}">{html}</row>'
+            xml += f"{start}><v>{cell!r}</v></c>"
+    return f'<row r="{number}">{xml}</row>'
 
 
 def _column(number: int) -> str:

@@ -229,7 +229,8 @@ def _review_labels(file: Path, out: Path | None, labels: Path | None, data_root:
         "test figure keeps counting its previous label, and if it is left out, it counts as the run predicted it"
     )
 
-    changed = ""  # a description of the images whose content has changed
+    # Find the images where they are now, if they can be found or must be shown.
+    changed = ""  # a description of those whose content has changed
     if out is not None or data_root is not None or table.root.exists():
         images = images_of_run(split_file, data_root)
         positions = sorted(set(positions))

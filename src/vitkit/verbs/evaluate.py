@@ -243,16 +243,19 @@ def evaluate(
     folders = set(table.folders)
     if not folders:  # a run has recorded its images, but not the folders that were searched
         folders = {(table.root / path).parent for path in table.paths} if _is_list(table) else {table.root}
-
     with exclusive_out_folder(out, sorted(map(str, folders)), force=force):  # before anything is computed
         if out is not None:
             _ = classifier.model  # raises an error for an exported file, as the report needs the model
+
+        # Choose the images, and the labels that they had before.
         changes = None
         if run_table is not None and folder is not None:
             table, changes = _exclude_changed_images(folder, table, split, data_root, notes)
         split = split or held_out_split(table)
         earlier = _changes_since_run(folder, run_table, table, split, changes)
         images = table if split == "all" else table.of_split(split)
+
+        # Predict them; with several views of each image, also with a single view.
         classifier = classifier.use(compute.backend, compute.precision, len(images), device=compute.device)
         if tta is not None and len(images):  # warm up, as the time with views is compared with that without
             next(classifier.stream([images.file(0)]))
@@ -268,11 +271,13 @@ def evaluate(
             views = (str(classifier.views), classifier.views.count)
             evaluation, seconds_of_views = evaluate_with(classifier)
             entries = tta_figures(single_view, evaluation, seen, views, (seconds, seconds_of_views))
+        # Labels in a file may have been made from predictions.
         is_from_file = labels is not None or (not is_of_run and _is_list(table))
         problems = _problems(folder if is_of_run else None, evaluation, has_labels=is_from_file)
         if problems:
             entries["problems"] = problems
 
+        # Compute the figures.
         about = dict(classifier.computation)
         if changes is not None:
             about |= changes.to_dict()

@@ -27,7 +27,7 @@ from vitkit.verbs.inputs import (
     source_names,
 )
 from vitkit.verbs.options import Compute
-from vitkit.verbs.result import Notes, Result
+from vitkit.verbs.result import Notes, Result, as_json
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -78,13 +78,8 @@ class Explanations(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the paths and the method in plain JSON types."""
-        return {
-            "method": self.method,
-            "explained": {path: str(folder) for path, folder in self.explained.items()},
-            "unreadable": self.unreadable,
-            "page": None if self.page is None else str(self.page),
-            "sheet": None if self.sheet is None else str(self.sheet),
-        }
+        names = ("method", "explained", "unreadable", "page", "sheet")
+        return {name: as_json(getattr(self, name)) for name in names}
 
     def lines(self) -> list[str]:
         """Return a line with the reason for each image without an explanation, and a line with counts and the page."""
@@ -166,7 +161,9 @@ def explain(
         searched = {os.path.abspath(source) for source in source_folders(names)}  # noqa: PTH100
         parents = {os.path.dirname(os.path.abspath(path)) for path in paths}  # noqa: PTH100, PTH120
         root = common_folder(searched | parents)  # relative to it, the paths of images are unique
-        result = _explain_images(classifier, paths, root, folder, method, target, layer, style)
+        result = _explain_images(
+            classifier, paths, root, folder, method=method, target=target, layer=layer, style=style
+        )
     return replace(result, notes=tuple(notes.lines))
 
 
@@ -199,6 +196,7 @@ def _explain_images(
     paths: list[str],
     root: str,
     out: Path,
+    *,
     method: Method,
     target: str | int,
     layer: int | None,

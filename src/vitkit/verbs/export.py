@@ -113,7 +113,8 @@ def export(
     from vitkit.exporting.pictures import choose_pictures
     from vitkit.exporting.writing import check_free
 
-    if with_preprocess and (runtime not in FORMATS or not FORMATS[runtime].can_take_pixels(precision)):
+    can_take_pixels = runtime in FORMATS and FORMATS[runtime].can_take_pixels(precision)
+    if with_preprocess and not can_take_pixels:
         conflict = f"--precision {INT8}" if precision == INT8 else f"--to {runtime}"
         raise VitkitError(
             "verbs.option-conflict", f"--with-preprocess cannot be combined with {conflict}: leave one of them out"
@@ -126,6 +127,7 @@ def export(
         form.check(precision)
         check_free([out] if runtime in PACKAGES else form.written_files(out), force=force)
 
+    # Choose the images of the comparison, and open the model.
     data = None if data is None else str(data)
     data_root = path_of(data_root)
     photographs = None
@@ -154,6 +156,7 @@ def export(
         classifier = load_noting(model, notes, size, preprocess)
     classifier.preprocess.check_known()  # before the conversion, which takes long
 
+    # Write the file, and compare it.
     height, width = classifier.preprocess.size
     facts: dict[str, Any] = {
         "to": runtime,

@@ -115,15 +115,12 @@ class Predictions(Result):
     def rows(self) -> list[dict[str, Any]]:
         """Return the path, label, confidence and error of each image, and `familiar` and `set` if available."""
         columns = self.form.columns
-        rows = []
-        for row in self:
-            cells = {"path": row.path, "label": row.label, "confidence": row.confidence, "error": row.error}
-            if columns.has_familiar:
-                cells["familiar"] = row.familiar
-            if columns.rules.sets is not None:
-                cells["set"] = row.set
-            rows.append(cells)
-        return rows
+        names = ["path", "label", "confidence", "error"]
+        if columns.has_familiar:
+            names.append("familiar")
+        if columns.rules.sets is not None:
+            names.append("set")
+        return [{name: getattr(row, name) for name in names} for row in self]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts, and for each image the dict that a JSON lines file contains."""
@@ -259,13 +256,14 @@ def predict(
         if listed is not None and out.resolve() == Path(listed).resolve():
             raise VitkitError("verbs.out-in-source", f"--out {out} is the list of images: choose another file")
 
+    # Find the images before the model is loaded, so that a missing file is reported at once.
     notes = Notes()
     has_all_folders = True
     if in_memory:
         paths = [picture.name for picture in in_memory]
     elif listed is not None:
         paths = read_list(listed)
-    else:  # before the model is loaded, so that a missing file is reported at once
+    else:
         paths, has_all_folders = find_pictures(files, notes)
         paths = list(dict.fromkeys(paths))
     paths = list(select_shard(paths, shard))
@@ -286,6 +284,7 @@ def predict(
         for line in rules.notes():
             notes(line)
 
+        # Read the rows that an earlier call has written, to continue them.
         is_multi, has_familiar = classifier.task == "multi", classifier.unknown is not None
         columns = Columns(min(top, len(classifier.classes)), promises.reject, is_multi, rules, has_familiar)
         suffix = ".csv" if out is None or is_workbook else out.suffix.lower()
@@ -298,13 +297,14 @@ def predict(
         if written.file is not None:
             _check_same_model(classifier, written, form, source)
 
-        writing: AbstractContextManager[Write | None] = nullcontext()  # without a writer, the rows stay in memory
+        # Rows are written to the file or printed as soon as they are computed; otherwise, they stay in memory.
+        writing: AbstractContextManager[Write | None] = nullcontext()
         reporting: AbstractContextManager[None] = nullcontext()
         if out is None:
             writer = WRITER.get()
             if writer is not None:
                 writing = nullcontext(writer(form, len(paths)))
-                reporting = reporting_to(silent)  # the rows show the progress
+                reporting = reporting_to(silent)  # printed rows show the progress
         elif not is_workbook:
             writing = appending_rows(out, form, paths, written, classifier.computation)
         images = in_memory or map(source, written.missing)

@@ -173,8 +173,8 @@ class TrainingRun(Result):
         summary = "".join(f"<p>{escape(line)}</p>" for line in self.lines())
         if self.folds:
             return summary
-        task = "multi" if self.evaluation.get("task") == "multi" else "single"
-        figures = {name: self.evaluation.get(name) for name in METRICS[task]}
+        metrics = METRICS["multi" if self.evaluation.get("task") == "multi" else "single"]
+        figures = {name: self.evaluation.get(name) for name in metrics}
         rows = [[escape(name), f"{value:.4f}"] for name, value in figures.items() if value is not None]
         return summary + (table(rows, ("figure", "value")) if rows else "")
 
@@ -223,17 +223,17 @@ def train(
     """
     if display := display_of_notebook():
         hooks = replace(hooks, callbacks=(*hooks.callbacks, LiveCurves(display)))
-    datasets = None if data is None or isinstance(data, (str, Path)) else data
-    if resume is not None:  # only datasets in memory must be passed again
-        if (data, recipe, out, force) != (datasets, None, None, False):
+    if resume is not None:
+        # Only datasets in memory must be passed again.
+        if isinstance(data, (str, Path)) or (recipe, out, force) != (None, None, False):
             raise VitkitError(
                 "verbs.option-conflict",
                 "--resume takes everything from the run: leave out the data and the other flags",
             )
         from vitkit.training import resume_on, run
 
-        if datasets is not None:
-            return TrainingRun(resume_on(datasets, Path(resume), hooks))
+        if data is not None:
+            return TrainingRun(resume_on(data, Path(resume), hooks))
         return TrainingRun(run.resume(resume, path_of(data_root), hooks=hooks))
     if data_root is not None:
         raise VitkitError(
