@@ -169,6 +169,7 @@ def main() -> None:
         code = app(arguments or ["--help"], prog_name="vitkit", standalone_mode=False)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as error:
+        # Typer exits by itself if the pipe breaks while a command prints.
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
         give_up_stdout()

@@ -137,19 +137,20 @@ class Bar(logging.Handler):
         self._is_shown = False
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        if self._is_shown:
-            if self._progress is None or self._task is None:
-                from rich.console import Console
-                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        if not self._is_shown:
+            if time.monotonic() - self._last_output > _SECONDS_BETWEEN_LINES:
+                self._last_output = time.monotonic()
+                remark(f"{what}: {done}" + (f" of {total}" if total else ""), file=sys.stderr, flush=True)
+            return
+        if self._progress is None or self._task is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-                columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-                self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-                self._progress.start()
-                self._task = self._progress.add_task(what)
-            self._progress.update(self._task, description=what, completed=done, total=total)
-        elif time.monotonic() - self._last_output > _SECONDS_BETWEEN_LINES:
-            self._last_output = time.monotonic()
-            remark(f"{what}: {done}" + (f" of {total}" if total else ""), file=sys.stderr, flush=True)
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress.start()
+            self._task = self._progress.add_task(what)
+        self._progress.update(self._task, description=what, completed=done, total=total)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a line that stays on the terminal."""

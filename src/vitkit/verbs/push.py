@@ -113,7 +113,9 @@ def _result(repository: str, files: dict[str, int], folder: Path | None, url: st
 
 def _write(folder: Path, classifier: Classifier, card: str, *, with_record: bool) -> dict[str, int]:
     """Write the files to publish, and return their sizes."""
-    (classifier if with_record else replace(classifier, pictures=None)).save(folder)
+    if not with_record:
+        classifier = replace(classifier, pictures=None)
+    classifier.save(folder)
     write_text(folder / CARD, card)
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 

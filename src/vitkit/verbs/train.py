@@ -83,7 +83,8 @@ class TrainingRun(Result):
         from vitkit.evaluation.registry import read_figures
 
         numbers = read_figures(self.folder / (EVALUATION if self.recipe.folds is None else FOLDS))
-        return {**numbers, "figures": {name: value for name, value in numbers.items() if name != "label_errors"}}
+        figures = {name: value for name, value in numbers.items() if name != "label_errors"}
+        return {**numbers, "figures": figures}
 
     @property
     def headline(self) -> Headline:
@@ -261,8 +262,8 @@ def requested_on_files(recipe: str | Path | Recipe | None, data: str | Path | No
     from vitkit.training.defaults import without_vit_fields
 
     # An included recipe may have fields that the model does not have.
-    kept, left_out = without_vit_fields(requested_recipe, requested_recipe.named)
-    return kept, [*describe_changed_fields(requested_recipe), *left_out]
+    fitting, left_out = without_vit_fields(requested_recipe, requested_recipe.named)
+    return fitting, [*describe_changed_fields(requested_recipe), *left_out]
 
 
 class LiveCurves:
@@ -275,7 +276,8 @@ class LiveCurves:
     is_optional = True  # because notebooks add it to every training, even if there are no epochs
 
     def __init__(self, display: Any) -> None:
-        self._display, self._handle = display, None
+        self._display = display
+        self._handle: Any = None
         self._rows: list[dict[str, float]] = []
 
     def on_epoch_end(self, state: TrainingState) -> None:
