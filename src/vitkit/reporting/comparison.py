@@ -50,68 +50,70 @@ def write_comparison(
     `figures` is the content of comparison.json. The table of models has these `headings`, and a row for each model.
     """
     models, best, luck = figures["models"], figures["best"], figures["luck"]
-    names, *values = zip(*rows, strict=True)  # a column for each model, because there are more values than models
-    short = dict(zip(names, names, strict=True))
-    if max(map(len, names)) > _MAX_PLAIN_NAME and len(names) > 1:
-        short = {name: _LETTERS[i % 26] * (1 + i // 26) for i, name in enumerate(names)}  # A to Z, AA, BB …
-    seeds, images = len(figures["seeds"]), images_in_words(figures["test_images"], figures["split"])
-    chosen = f", which were used to choose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
-    over = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
-    drawn = _pictures(models)
+    short_names = _short_names([row[0] for row in rows])
+    lines = []  # of the table; it has a column for each model, because there are more values than models
+    for heading, *values in zip(headings[1:], *(row[1:] for row in rows), strict=True):
+        is_measured = any(value != "-" for value in values)
+        if is_measured and heading != "caveats":  # caveats are among the notes
+            lines.append((heading, values))
+    seeds = len(figures["seeds"])
+    images = images_in_words(figures["test_images"], figures["split"])
+    if figures.get("chosen_on"):
+        images += f", which were used to choose {', '.join(figures['chosen_on'])}"
+    chance = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
+    notes = [sentence(note) for note in figures["notes"]]
+    notes += [f"{model['name']}: {'; '.join(model['caveats'])}." for model in models if model["caveats"]]
     body = from_template(
         _TEMPLATE,
         data=figures["data"],
-        verdict=verdict_of_comparison(figures, short),
+        verdict=verdict_of_comparison(figures, short_names),
         figure=f"{100 * best['expected']:.1f} %",
         beside=_expected(best),
-        legend=[(letter, name) for name, letter in short.items() if letter != name],
+        legend=[(short, name) for name, short in short_names.items() if short != name],
         findings=[split_level(text) for text in figures["findings"]],
-        names=list(short.values()),
-        best=short[best["model"]],
-        lines=[
-            (heading, column)
-            for heading, column in zip(headings[1:], values, strict=True)
-            if heading != "caveats" and set(column) != {"-"}
-        ],
+        names=list(short_names.values()),
+        best=short_names[best["model"]],
+        lines=lines,
         about=_ABOUT,
         verdicts=[sentence(pair["verdict"]) for pair in figures["pairs"]],
         luck="" if luck is None else sentence(luck["sentence"]),
         tests=(
-            f"All models are evaluated on the same {images}{chosen}. Intervals take into account {over}. p is adjusted "
+            f"All models are evaluated on the same {images}. Intervals take into account {chance}. p is adjusted "
             "for all pairs with the same fraction of the data; below 0.05, two models can be distinguished. “As "
             "trained” compares only these trained models on other images of this kind, not what other seeds would give."
         ),
-        pictures=[
-            {"caption": caption, "address": data_uri(to_png(picture), "png"), "about": about}
-            for caption, picture, about in drawn
-        ],
+        pictures=_pictures(models),
         pairs=_pairs(figures["pairs_by_fraction"]),
         runs=[
-            {
-                "folder": run["folder"],
-                "name": model["name"],
-                "cells": [
-                    str(run["seed"]),
-                    str(run["training_images"]),
-                    f"{100 * run['accuracy']:.1f} %",
-                    "-" if run["loss"] is None else f"{run['loss']:.3f}",
-                    "-" if run["epochs"] is None else str(run["epochs"]),
-                    "-" if run["seconds"] is None else f"{run['seconds']:.0f}",
-                ],
-            }
+            {"folder": run["folder"], "name": model["name"], "cells": _cells_of_run(run)}
             for model in models
             for run in model["runs"]
         ],
-        notes=[
-            *(sentence(note) for note in figures["notes"]),
-            *(f"{model['name']}: {'; '.join(model['caveats'])}." for model in models if model["caveats"]),
-        ],
+        notes=notes,
     )
     write_page(path, f"Which model for {figures['data']}?", body)
 
 
+def _short_names(names: Sequence[str]) -> dict[str, str]:
+    # If a name is too long for the head of a column, all names are replaced by letters: A to Z, then AA, BB …
+    if len(names) == 1 or max(map(len, names)) <= _MAX_PLAIN_NAME:
+        return {name: name for name in names}
+    return {name: _LETTERS[i % 26] * (1 + i // 26) for i, name in enumerate(names)}
+
+
+def _cells_of_run(run: Mapping[str, Any]) -> list[str]:
+    return [
+        str(run["seed"]),
+        str(run["training_images"]),
+        f"{100 * run['accuracy']:.1f} %",
+        "-" if run["loss"] is None else f"{run['loss']:.3f}",
+        "-" if run["epochs"] is None else str(run["epochs"]),
+        "-" if run["seconds"] is None else f"{run['seconds']:.0f}",
+    ]
+
+
 def _expected(best: Mapping[str, Any]) -> str:
-    # Which figure of the best model is shown, and why it is not the measured one.
+    # What the figure of the best model means, and why it is not the measured accuracy.
     rank = "the only model"
     if best["of"] > 1:
         rank = (
@@ -139,17 +141,19 @@ def write_trained_comparison(
     names = [model["name"] for model in models]
     slow, *_, quick = sorted(models, key=lambda model: model["predict_images_per_s"])
     ratio = quick["predict_images_per_s"] / slow["predict_images_per_s"]
-    speed = f"{quick['name']} classifies {ratio:.1f} x as many images a second as {slow['name']}."
+    speed = "They classify about as many images a second."
+    if ratio > 1.1:
+        speed = f"{quick['name']} classifies {ratio:.1f} x as many images a second as {slow['name']}."
     shown = thumbnails([file for file, _ in pictures])
     body = from_template(
         _TEMPLATE.with_name("trained.html"),
-        verdict=verdict_of_comparison(figures, dict(zip(names, names, strict=True))),
+        verdict=verdict_of_comparison(figures, {name: name for name in names}),
         figure=f"{100 * best['expected']:.1f} %",
         beside=_expected(best),
         findings=[split_level(text) for text in figures["findings"]],
         sentences=sentences,
         images=images_in_words(figures["test_images"], figures["split"]),
-        speed=speed if ratio > 1.1 else "They classify about as many images a second.",
+        speed=speed,
         rows=rows,
         heads=["", *heads[1:]],
         pictures=[cell(picture, lines) for picture, (_, lines) in zip(shown, pictures, strict=True)],
@@ -163,51 +167,58 @@ def write_trained_comparison(
 def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) -> Verdict:
     """Return which model to take; `figures` is the content of comparison.json, and `short` has the names to show."""
     best = figures["best"]["model"]
-    name, as_trained = short[best], ""
-    worse, alike = list[tuple[str, str]](), list[str]()  # the other models, the worse ones with their distance
-    for pair in figures["pairs"]:
-        if best in (pair["a"], pair["b"]):
-            sign, other = (1, pair["b"]) if pair["a"] == best else (-1, pair["a"])
-            if best not in (pair["better"]["recipe"], pair["better"]["trained"]):
-                alike.append(short[other])
-                continue
-            worse.append((short[other], f"{100 * sign * pair['difference']:.1f} points"))
-            if pair["better"]["recipe"] != best and figures.get("seeds") != []:  # finished runs have no seeds in common
-                as_trained = ", as trained"
+    name = short[best]
     if not figures["pairs"]:
         return Verdict("note", f"{name} was compared with nothing")
+    pairs = {  # with the best model, by the name of the other model
+        pair["b"] if pair["a"] == best else pair["a"]: pair
+        for pair in figures["pairs"]
+        if best in (pair["a"], pair["b"])
+    }
+    alike = [
+        short[other]
+        for other, pair in pairs.items()
+        if best not in (pair["better"]["recipe"], pair["better"]["trained"])
+    ]
     if alike:
-        quickest = "quickest" if len(alike) > 1 else "quicker"
-        others = f"{', '.join(alike[:-1])} and {alike[-1]}" if len(alike) > 1 else alike[0]
-        sentence = f"{name} cannot be told apart from {others}: take the {quickest} of them, or more images"
-        return Verdict("warning", sentence)
+        *others, last = alike
+        text = f"{name} cannot be told apart from {last}: take the quicker of them, or more images"
+        if others:
+            names = f"{', '.join(others)} and {last}"
+            text = f"{name} cannot be told apart from {names}: take the quickest of them, or more images"
+        return Verdict("warning", text)
     level: Level = "warning" if figures.get("findings") or figures.get("chosen_on") else "good"
-    if len(worse) > 1:
-        return Verdict(level, f"Take {name}: it is better than all others{as_trained}")
-    ((other, points),) = worse
-    return Verdict(level, f"{name} is better than {other}{as_trained}{',' if as_trained else ''} by {points}")
+    are_finished_runs = figures.get("seeds") == []  # which are compared as they are, without other seeds
+    is_as_trained = not are_finished_runs and any(pair["better"]["recipe"] != best for pair in pairs.values())
+    if len(pairs) > 1:
+        return Verdict(level, f"Take {name}: it is better than all others{', as trained' if is_as_trained else ''}")
+    ((other, pair),) = pairs.items()
+    points = f"{100 * abs(pair['difference']):.1f} points"
+    return Verdict(level, f"{name} is better than {short[other]}{', as trained,' if is_as_trained else ''} by {points}")
 
 
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    # The table of all pairs, which has a column for the fraction of the data if there are several.
     has_fractions = len({pair["fraction"] for pair in pairs}) > 1
+    fraction_heads = ["fraction"] if has_fractions else []
     rows = []
     for pair in sorted(pairs, key=lambda pair: -pair["fraction"]):
         low, high = (100 * end for end in pair["interval"])
         low_trained, high_trained = (100 * end for end in pair["trained"]["interval"])
-        rows.append(
-            [
-                f"{pair['a']} minus {pair['b']}",
-                *([f"{pair['fraction']:g}"] if has_fractions else []),
-                f"{100 * pair['difference']:+.1f}",
-                f"{low:+.1f} to {high:+.1f}",
-                f"{100 * pair['needed']:.1f}",
-                f"{pair['p']:.3f}",
-                f"{low_trained:+.1f} to {high_trained:+.1f}",
-                f"{pair['trained']['p']:.3f}",
-            ]
-        )
-    heads = ["difference in points", *(["fraction"] if has_fractions else []), "", "95 %", "needed", "p"]
-    return {"rows": rows, "heads": [*heads, "as trained: 95 %", "p"]}
+        row = [f"{pair['a']} minus {pair['b']}"]
+        if has_fractions:
+            row.append(f"{pair['fraction']:g}")
+        row += [
+            f"{100 * pair['difference']:+.1f}",
+            f"{low:+.1f} to {high:+.1f}",
+            f"{100 * pair['needed']:.1f}",
+            f"{pair['p']:.3f}",
+            f"{low_trained:+.1f} to {high_trained:+.1f}",
+            f"{pair['trained']['p']:.3f}",
+        ]
+        rows.append(row)
+    heads = ["difference in points", *fraction_heads, "", "95 %", "needed", "p", "as trained: 95 %", "p"]
+    return {"rows": rows, "heads": heads}
 
 
 def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
@@ -226,55 +237,72 @@ def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
     return pictures
 
 
-def _pictures(models: Sequence[Model]) -> list[tuple[str, Figure, str]]:
-    """Draw the pictures, and return the caption, the picture, and a text about it for each one."""
+def _pictures(models: Sequence[Model]) -> list[dict[str, str]]:
+    """Draw the pictures, and return the caption, the address and a text about each one."""
     largest = models[0]["by_fraction"][-1]["fraction"]
     data = "all the data" if largest == 1 else f"{largest:g} of the training images"
+    about_epochs = f"On validation images, trained on {data}. Thin lines are seeds, thick lines their means."
     about = {
-        _BY_EPOCH: f"On validation images, trained on {data}. Thin lines are seeds, thick lines their means.",
+        _BY_EPOCH: " ".join([about_epochs, *_epochs_to_same_accuracy(models)]),
         _BY_DATA: "With 95 % intervals. Larger subsets contain the smaller ones; all use the same evaluation images.",
         _BY_COMPUTATION: (
             "A training step counts as three forward passes of its images, or as one if only a head is trained."
         ),
     }
-    drawn = {caption: draw() for caption, draw in pictures_of(models).items()}
-    means = {}  # the validation accuracy by epoch, averaged over seeds, for the epochs that all seeds reached
-    for model in models:
-        curves = [dict(run["curve"]) for run in _runs_on_most_data(model)]
-        epochs = sorted(set.intersection(*map(set, curves))) if curves else []
-        if epochs:
-            means[model["name"]] = {epoch: sum(curve[epoch] for curve in curves) / len(curves) for epoch in epochs}
-    best = max(means, key=lambda name: max(means[name].values()), default=None)
-    for name, curve in means.items():
-        if best is not None and name != best:
-            highest = max(curve.values())
-            own_epoch = next(epoch for epoch, value in curve.items() if value == highest)
-            epoch_of_best = next(epoch for epoch, value in means[best].items() if value >= highest)
-            reached = (
-                f"{best} reaches {100 * highest:.1f} %, the best accuracy of {name}, after "
-                f"{plural(epoch_of_best, 'epoch', 'epochs')}; {name} needs {plural(own_epoch, 'epoch', 'epochs')}"
-            )
-            about[_BY_EPOCH] += f" {sentence(reached)}"
-    return [(caption, picture, about[caption]) for caption, picture in drawn.items()]
+    return [
+        {"caption": caption, "address": data_uri(to_png(draw()), "png"), "about": about[caption]}
+        for caption, draw in pictures_of(models).items()
+    ]
+
+
+def _epochs_to_same_accuracy(models: Sequence[Model]) -> list[str]:
+    """Return a sentence for each model but the best: after how many epochs the best one is as good as it ever is."""
+    curves = {model["name"]: _mean_curve(_runs_on_most_data(model)) for model in models}
+    curves = {name: curve for name, curve in curves.items() if curve}
+    if not curves:
+        return []
+    best = max(curves, key=lambda name: max(curves[name].values()))
+    sentences = []
+    for name, curve in curves.items():
+        if name == best:
+            continue
+        highest = max(curve.values())
+        own_epoch = next(epoch for epoch, value in curve.items() if value == highest)
+        epoch_of_best = next(epoch for epoch, value in curves[best].items() if value >= highest)
+        reached = (
+            f"{best} reaches {100 * highest:.1f} %, the best accuracy of {name}, after "
+            f"{plural(epoch_of_best, 'epoch', 'epochs')}; {name} needs {plural(own_epoch, 'epoch', 'epochs')}"
+        )
+        sentences.append(sentence(reached))
+    return sentences
+
+
+def _mean_curve(runs: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    # The validation accuracy by epoch, averaged over seeds, for the epochs that all seeds reached.
+    curves = [dict(run["curve"]) for run in runs]
+    if not curves:
+        return {}
+    epochs = sorted(set.intersection(*map(set, curves)))
+    return {epoch: sum(curve[epoch] for curve in curves) / len(curves) for epoch in epochs}
 
 
 def _learning_curves(models: Sequence[Model]) -> Figure:
     # On the largest fraction of the data; thin lines are seeds, thick ones their mean.
     figure, axis = _empty_axes([model["name"] for model in models])
-    for place, model in enumerate(models):
-        style = _line_style(place)
-        curves = [run["curve"] for run in _runs_on_most_data(model)]
-        for curve in curves:
-            axis.plot([epoch for epoch, _ in curve], [value for _, value in curve], **style, linewidth=0.7, alpha=0.45)
-        shared = min(map(len, curves), default=0)  # points that all curves have
-        if not shared:
-            continue
-        mean = [sum(curve[i][1] for curve in curves) / len(curves) for i in range(shared)]
-        epochs = [epoch for epoch, _ in curves[0][:shared]]
-        marker = "." if shared < 15 else ""
-        label = legend_name(model["name"], _MAX_IN_ONE_COLUMN)
-        axis.plot(epochs, mean, **style, linewidth=2, marker=marker, label=label)
-    if any(value >= 0.9 for model in models for run in _runs_on_most_data(model) for _, value in run["curve"]):
+    highest = 0.0
+    for number, model in enumerate(models):
+        style = _line_style(number)
+        runs = _runs_on_most_data(model)
+        for run in runs:
+            epochs, accuracies = zip(*run["curve"], strict=True)
+            axis.plot(epochs, accuracies, **style, linewidth=0.7, alpha=0.45)
+            highest = max(highest, *accuracies)
+        mean = _mean_curve(runs)
+        if mean:
+            label = legend_name(model["name"], _MAX_IN_ONE_COLUMN)
+            marker = "." if len(mean) < 15 else ""
+            axis.plot(list(mean), list(mean.values()), **style, linewidth=2, marker=marker, label=label)
+    if highest >= 0.9:
         axis.axhline(0.9, color=GREY, linewidth=0.8, linestyle=":", label=_percent(0.9))
     whole_numbers(axis.xaxis)
     return _label_axes(figure, axis, "epoch", "validation accuracy")
@@ -282,10 +310,10 @@ def _learning_curves(models: Sequence[Model]) -> Figure:
 
 def _by_images(models: Sequence[Model]) -> Figure:
     figure, axis = _empty_axes([model["name"] for model in models])
-    for place, model in enumerate(models):
+    for number, model in enumerate(models):
         images = {run["fraction"]: run["training_images"] for run in model["runs"]}
         points = model["by_fraction"]
-        _draw_line(axis, [images[point["fraction"]] for point in points], points, model["name"], place)
+        _draw_line(axis, [images[point["fraction"]] for point in points], points, model["name"], number)
     _logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
     return _label_axes(figure, axis, "training images", "accuracy on held-out images")
 
@@ -293,12 +321,12 @@ def _by_images(models: Sequence[Model]) -> Figure:
 def by_compute(models: Sequence[Model]) -> Figure:
     """Plot accuracy by the FLOPs of the training, with a point and 95 % interval for each fraction of the data."""
     figure, axis = _empty_axes([model["name"] for model in models])
-    for place, model in enumerate(models):
+    for number, model in enumerate(models):
         means = []
         for part in model["by_fraction"]:
             flops = [run["training_flops"] or 0.0 for run in model["runs"] if run["fraction"] == part["fraction"]]
             means.append(sum(flops) / len(flops))  # over seeds
-        _draw_line(axis, means, model["by_fraction"], model["name"], place)
+        _draw_line(axis, means, model["by_fraction"], model["name"], number)
     axis.set_xscale("log")
     ticks = np.geomspace(*axis.get_xlim(), 5)[1:-1].tolist()
     axis.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
@@ -312,8 +340,8 @@ def _runs_on_most_data(model: Model) -> list[Mapping[str, Any]]:
     return [run for run in model["runs"] if run["fraction"] == largest and run["curve"]]
 
 
-def _line_style(place: int) -> dict[str, Any]:
-    colour, line = STYLES[place % len(STYLES)]
+def _line_style(number: int) -> dict[str, Any]:
+    colour, line = STYLES[number % len(STYLES)]
     return {"color": colour, "linestyle": line}
 
 
@@ -322,14 +350,14 @@ def _draw_line(
     x: Sequence[float],
     points: Sequence[Mapping[str, Any]],
     name: str,
-    place: int,
+    number: int,
 ) -> None:
-    # A line through the accuracies of `points` with their 95 % intervals. Its number, `place`, determines its style.
+    # A line through the accuracies of `points` with their 95 % intervals. Its number determines its style.
     y = [point["accuracy"] for point in points]
     below = [max(point["accuracy"] - point["interval"][0], 0.0) for point in points]
     above = [max(point["interval"][1] - point["accuracy"], 0.0) for point in points]
-    marker = _MARKERS[place % len(_MARKERS)]
-    style, label = _line_style(place), legend_name(name, _MAX_IN_ONE_COLUMN)
+    marker = _MARKERS[number % len(_MARKERS)]
+    style, label = _line_style(number), legend_name(name, _MAX_IN_ONE_COLUMN)
     axis.errorbar(x, y, yerr=[below, above], **style, label=label, marker=marker, capsize=3, markersize=5)
 
 
@@ -340,7 +368,7 @@ def _logarithmic(axis: Axes, values: set[int]) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _percent(value: float, _place: int | None = None) -> str:
+def _percent(value: float, _position: int | None = None) -> str:
     return f"{100 * value:.4g} %"
 
 
@@ -382,10 +410,7 @@ def pictures_of_experiment(
             models = [_line(variant["label"], [variant]) for variant in figures["variants"]]
             return {"Validation accuracy by epoch": lambda: _learning_curves(models)}
         case "computation":  # Figures 5 and 8 of the paper
-            by_label = {variant["label"]: variant for variant in figures["variants"]}
-            found = {name: [by_label[label] for label in labels if label in by_label] for name, labels in lines.items()}
-            models = [_line(name, variants) for name, variants in found.items() if len(variants) > 1]
-            models = models or [_line(label, [variant]) for label, variant in by_label.items()]
+            models = _lines_through(figures["variants"], lines)
             return {"Accuracy by computation": lambda: by_compute(models)}
         case "few-shot":
             return {"Accuracy by images per class": lambda: _few_shot(figures)}
@@ -400,16 +425,19 @@ def pictures_of_experiment(
 def _dots(figures: Mapping[str, Any]) -> Figure:
     # The accuracy of each variant with its 95 % interval, and in a second panel the paper's numbers, if any.
     variants = figures["variants"]
-    matches = [re.match(r"\d+(\.\d+)?", variant["paper"] or "") for variant in variants]
-    published = [None if match is None else float(match[0]) for match in matches]
-    panels = 2 if any(value is not None for value in published) else 1
+    published = []  # the paper's numbers with the rows of their variants
+    for row, variant in enumerate(variants):
+        number = re.match(r"\d+(\.\d+)?", variant["paper"] or "")
+        if number is not None:
+            published.append((float(number[0]), row))
+    panels = 2 if published else 1
     drawn = new_figure(4.6 + 0.8 * (panels - 1), 1.1 + 0.42 * len(variants))
     axes = drawn.subplots(1, panels, squeeze=False, sharey=True, width_ratios=(2, 1)[:panels])[0]
     rows = range(len(variants))
     accuracies = [variant["accuracy"] for variant in variants]
     ends = np.array([variant["interval"] for variant in variants])  # (M, 2)
-    spans = np.abs(ends.T - accuracies)
-    axes[0].errorbar(accuracies, rows, xerr=spans, fmt="o", color=BLUE, capsize=3, markersize=6)
+    distances = np.abs(ends.T - accuracies)  # below and above the accuracy
+    axes[0].errorbar(accuracies, rows, xerr=distances, fmt="o", color=BLUE, capsize=3, markersize=6)
     axes[0].axvline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":")
     axes[0].set_xlabel("accuracy here, 95 % intervals\n(dotted: always the most frequent class)", fontsize=9)
     axes[0].xaxis.set_major_formatter(FuncFormatter(_percent))
@@ -417,8 +445,7 @@ def _dots(figures: Mapping[str, Any]) -> Figure:
     axes[0].set_yticks(rows, [variant["label"] for variant in variants])
     axes[0].set_ylim(len(variants) - 0.5, -0.5)
     if panels == 2:
-        points = [(value, row) for row, value in enumerate(published) if value is not None]
-        axes[1].plot(*zip(*points, strict=True), "D", color=ORANGE, markersize=6)
+        axes[1].plot(*zip(*published, strict=True), "D", color=ORANGE, markersize=6)
         column = textwrap.fill(figures.get("column") or "accuracy, %", 16)
         axes[1].set_xlabel(f"in the paper:\n{column}", fontsize=9)
         axes[1].margins(x=0.25)
@@ -427,6 +454,17 @@ def _dots(figures: Mapping[str, Any]) -> Figure:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     return drawn
+
+
+def _lines_through(variants: Sequence[Mapping[str, Any]], lines: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    # The lines with at least two of their variants; without such lines, a point for each variant.
+    by_label = {variant["label"]: variant for variant in variants}
+    drawn = []
+    for name, labels in lines.items():
+        connected = [by_label[label] for label in labels if label in by_label]
+        if len(connected) > 1:
+            drawn.append(_line(name, connected))
+    return drawn or [_line(variant["label"], [variant]) for variant in variants]
 
 
 def _line(name: str, variants: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -443,7 +481,7 @@ def _few_shot(figures: Mapping[str, Any]) -> Figure:
     rows = figures["few_shot"]
     drawn, axis = _empty_axes([figures["model"]])
     shots = [row["shots"] for row in rows]
-    _draw_line(axis, shots, rows, figures["model"], place=0)
+    _draw_line(axis, shots, rows, figures["model"], number=0)
     axis.axhline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":", label="chance")
     _logarithmic(axis, set(shots))
     return _label_axes(drawn, axis, "training images per class", "accuracy on held-out images")
@@ -452,9 +490,9 @@ def _few_shot(figures: Mapping[str, Any]) -> Figure:
 def _by_size(figures: Mapping[str, Any], key: str) -> Figure:
     # Figures 3 and 4 of the paper.
     drawn, axis = _empty_axes([model["name"] for model in figures["models"]])
-    for place, model in enumerate(figures["models"]):
+    for number, model in enumerate(figures["models"]):
         parts = model["by_size"]
-        _draw_line(axis, [part["images"] for part in parts], [part[key] for part in parts], model["name"], place)
+        _draw_line(axis, [part["images"] for part in parts], [part[key] for part in parts], model["name"], number)
     _logarithmic(axis, {part["images"] for model in figures["models"] for part in model["by_size"]})
     return _label_axes(drawn, axis, "pre-training images", "accuracy on held-out images")
 
@@ -467,9 +505,9 @@ def draw_lines(
     The x axis is logarithmic. `ticks` are positions on it by their labels; empty for numeric labels.
     """
     drawn, axis = _empty_axes(list(lines))
-    for place, (name, points) in enumerate(lines.items()):
+    for number, (name, points) in enumerate(lines.items()):
         values = np.array(points) / (1, 100)  # (n, 2)
-        style = {**_line_style(place), "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5}
+        style = {**_line_style(number), "marker": _MARKERS[number % len(_MARKERS)], "markersize": 5}
         axis.plot(*values.T, **style, label=legend_name(name))
     axis.set_xscale("log")
     if ticks:

@@ -54,8 +54,14 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
     leaks = [group for group in diagnosis.copies if group.is_leak and not group.is_conflict]
     others = [group for group in diagnosis.copies if not group.is_leak and not group.is_conflict]
     copies = []
-    of_kind = {"One picture, two classes": conflicts, "One picture, two splits": leaks, "Copies": others}
-    for title, groups in of_kind.items():
+    for title, groups, is_problem in (
+        ("One picture, two classes", conflicts, True),
+        ("One picture, two splits", leaks, True),
+        ("Copies", others, False),
+    ):
+        if not groups:
+            continue
+        count = f"the first {_SHOWN} of {len(groups):,}" if len(groups) > _SHOWN else f"{len(groups)}"
         shown = [
             {
                 "kind": _COPIES[group.kind],
@@ -64,10 +70,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
             }
             for group in groups[:_SHOWN]
         ]
-        count = f"the first {_SHOWN} of {len(groups):,}" if len(groups) > _SHOWN else f"{len(groups)}"
-        if shown:
-            is_problem = groups is not others
-            copies.append((f"{title} ({count})", shown, is_problem))
+        copies.append((f"{title} ({count})", shown, is_problem))
     body = from_template(
         _TEMPLATES / "checkup.html",
         name=public_path(images.name),
@@ -108,7 +111,8 @@ def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
 
 def _cell(images: ImageTable, index: int) -> dict[str, Any]:
     name = images.name_of(index)
-    return cell(thumbnail(images.file(index), _THUMBNAIL), (images.paths[index],)) | {
+    return {
+        **cell(thumbnail(images.file(index), _THUMBNAIL), (images.paths[index],)),
         "split": images.splits[index],
         "label": name or "none",
         "place": images.classes.index(name) if name in images.classes else None,
@@ -124,15 +128,16 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
     for suspect, shown in zip(suspects[:_SUSPECTS], thumbnails(files[:_SUSPECTS]), strict=False):
         looks = f"looks like: {suspect.suggested} (by {suspect.score})"
         cells.append(cell(shown, (f"your label: {suspect.label}", looks, suspect.path)))
-    labels = plural(len(suspects), "label", "labels")
+    verdict, beside = Verdict("good", "No label to look at"), ""
+    if suspects:
+        verdict = Verdict("warning", f"{plural(len(suspects), 'label', 'labels')} to look at")
+        beside = f"labels contradict models that were trained on the other images{chance_in_words(suspects)}"
     more = f"the {_SUSPECTS} most doubtful" if len(suspects) > _SUSPECTS else "the most doubtful first"
     body = from_template(
         _TEMPLATES / "suspects.html",
         title=title,
-        verdict=Verdict("warning", f"{labels} to look at") if suspects else Verdict("good", "No label to look at"),
-        beside=f"labels contradict models that were trained on the other images{chance_in_words(suspects)}"
-        if suspects
-        else "",
+        verdict=verdict,
+        beside=beside,
         advice=advice,
         heading=f"Photographs, {more}",
         cells=cells,

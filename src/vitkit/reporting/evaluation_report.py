@@ -99,23 +99,13 @@ def write_report(
         explained: mistakes with the regions that led to them.
     """
     photographs = ReportPhotographs.of(evaluation, root, label_errors, laid_out)
-    is_multi, classes = isinstance(evaluation, MultiEvaluation), evaluation.classes
-    conjunction = "and" if is_multi else "or"
-    task = classes[0]
-    if 1 < len(classes) <= 5:
-        task = f"{', '.join(classes[:-1])} {conjunction} {classes[-1]}?"
-    elif len(classes) > 5:
-        task = f"{', '.join(classes[:5])} {conjunction} {len(classes) - 5} more classes?"
-    # The smallest class in the table of classes.
-    sizes = [(row["support"], name) for name, row in numbers["per_class"].items() if row["support"]]
-    support, smallest = min(sizes, default=(_FEW, ""))
-    few = ""
-    if support < _FEW:  # the lower end of the interval of Clopper and Pearson if all images are right
-        few = f"{smallest} has only {plural(support, 'image', 'images')} here. Even if all were right, up to "
-        few += f"{100 - 100 * 0.025 ** (1 / support):.0f} % of this class could be wrong."
+    is_multi = isinstance(evaluation, MultiEvaluation)
     images, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
-    left_out = [] if here == images else [f"This page contains the photographs of {here:,} of {images:,} images."]
-    left_out += [] if listed == images else [f"{listed:,} images are listed, and the others are left out."]
+    left_out = []
+    if here < images:
+        left_out.append(f"This page contains the photographs of {here:,} of {images:,} images.")
+    if listed < images:
+        left_out.append(f"{listed:,} images are listed, and the others are left out.")
     sentences = [split_level(text) for text in findings]
     if evaluation.chosen:
         problem = "all figures here are too optimistic, because the validation images were also used to choose"
@@ -124,14 +114,14 @@ def write_report(
     figure, beside = headline(numbers)
     body = from_template(
         _TEMPLATE,
-        task=task,
+        task=_task_in_words(evaluation.classes, "and" if is_multi else "or"),
         is_multi=is_multi,
         verdict=verdict_of(numbers),
         figure=figure,
         beside=beside,
         findings=sentences,
         notes=[f"This page is about {title}.", *(text for level, text in sentences if level == "note")],
-        few=few,
+        few=_smallest_class(numbers),
         mixed=most_mixed_up(numbers),
         has_photographs=root is not None,
         left_out=" ".join(left_out),
@@ -154,6 +144,27 @@ def write_report(
     data = views_data(evaluation, numbers, photographs, laid_out, label_errors if root is not None else ())
     script = "".join(_modules("report", set()))
     write_page(path, title, body, Live(static("views.css"), script, data))
+
+
+def _task_in_words(classes: Sequence[str], conjunction: str) -> str:
+    if len(classes) == 1:
+        return classes[0]
+    if len(classes) <= 5:
+        return f"{', '.join(classes[:-1])} {conjunction} {classes[-1]}?"
+    return f"{', '.join(classes[:5])} {conjunction} {len(classes) - 5} more classes?"
+
+
+def _smallest_class(numbers: Mapping[str, Any]) -> str:
+    # A warning if the smallest class in the table of classes has only a few images.
+    sizes = [(row["support"], name) for name, row in numbers["per_class"].items() if row["support"]]
+    if not sizes or min(sizes)[0] >= _FEW:
+        return ""
+    support, name = min(sizes)
+    lowest_recall = 0.025 ** (1 / support)  # of the interval of Clopper and Pearson if all images are right
+    return (
+        f"{name} has only {plural(support, 'image', 'images')} here. Even if all were right, up to "
+        f"{100 - 100 * lowest_recall:.0f} % of this class could be wrong."
+    )
 
 
 def pictures_of(evaluation: Evaluation) -> dict[str, Callable[[], Figure]]:
@@ -202,21 +213,23 @@ def write_evaluation(
     laid_out = embed(classifier, evaluation, table.place, progress)
     pictures = pictures_of(evaluation)
     config, preprocess = classifier.model.config, classifier.preprocess
-    h, w = config.image_size
+    height, width = config.image_size
+    facts = {
+        "model": f"{config.description}, {len(classifier.classes)} classes",
+        **zero_shot_in_words(classifier.provenance),
+        "data": f"{table.root.name}: {len(evaluation.labels)} {evaluation.split} images",
+        "pixels": f"{height}x{width}, {preprocess.fit}, {preprocess.interpolation}",
+        "computed": classifier.computed,
+    }
+    if views := tta_lines(numbers):
+        facts["views"] = "; ".join(views)
     write_report(
         folder / REPORT,
         title=f"evaluation on {public_path(table.name)}",
         evaluation=evaluation,
         numbers=numbers,
         root=table.place,
-        facts={
-            "model": f"{config.description}, {len(classifier.classes)} classes",
-            **zero_shot_in_words(classifier.provenance),
-            "data": f"{table.root.name}: {len(evaluation.labels)} {evaluation.split} images",
-            "pixels": f"{h}x{w}, {preprocess.fit}, {preprocess.interpolation}",
-            "computed": classifier.computed,
-            **({"views": "; ".join(lines)} if (lines := tta_lines(numbers)) else {}),
-        },
+        facts=facts,
         findings=[*findings, *(f"left out {path}: {reason}" for path, reason in evaluation.unreadable.items())],
         pictures={name: to_png(draw()) for name, draw in pictures.items() if name not in (CONFUSION, CONFIDENCE)},
         laid_out=laid_out,
@@ -232,17 +245,22 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("path", "label", "predicted", "confidence", *(["label_now"] if evaluation.current_labels else [])))
+    has_changed_labels = bool(evaluation.current_labels)
+    writer.writerow(["path", "label", "predicted", "confidence", *(["label_now"] if has_changed_labels else [])])
     classes = evaluation.classes
     labels, predicted, probabilities = evaluation.labels, evaluation.predicted, evaluation.probabilities
     for i, image in enumerate(evaluation.paths):
         if isinstance(evaluation, MultiEvaluation):
-            names = [JOINT.join(classes[k] for k in np.flatnonzero(matrix[i])) for matrix in (labels, predicted)]
+            label = JOINT.join(classes[k] for k in np.flatnonzero(labels[i]))
+            predicted_label = JOINT.join(classes[k] for k in np.flatnonzero(predicted[i]))
             probability = report_data.confidence_in_set(probabilities[i], predicted[i])
         else:
-            names, probability = [classes[labels[i]], classes[predicted[i]]], float(probabilities[i, predicted[i]])
-        current = [harmless(evaluation.current_labels.get(image, names[0]))] if evaluation.current_labels else []
-        writer.writerow((*map(harmless, (image, *names)), f"{probability:.6f}", *current))
+            label, predicted_label = classes[labels[i]], classes[predicted[i]]
+            probability = float(probabilities[i, predicted[i]])
+        row = [harmless(image), harmless(label), harmless(predicted_label), f"{probability:.6f}"]
+        if has_changed_labels:
+            row.append(harmless(evaluation.current_labels.get(image, label)))
+        writer.writerow(row)
     write_text(path, text.getvalue())
 
 
@@ -264,19 +282,20 @@ def headline(numbers: Mapping[str, Any]) -> tuple[str, str]:
     quoted = headline_of(numbers)
     if quoted.value is None:
         return "No figure", quoted.words
-    interval = [] if quoted.interval is None else [f"95 %: {interval_text([100 * end for end in quoted.interval], 1)}"]
     if numbers.get("task") != "multi":
-        beside = f"balanced {100 * numbers['balanced_accuracy']:.1f} %"
+        details = f"balanced {100 * numbers['balanced_accuracy']:.1f} %"
     else:
         others = [metric for metric in METRICS["multi"].values() if metric.name not in _HEADLINES]
-        beside = ", ".join(f"{metric.title} {decimals(numbers[metric.name])}" for metric in others)
+        details = ", ".join(f"{metric.title} {decimals(numbers[metric.name])}" for metric in others)
+    if quoted.interval is not None:
+        details = f"95 %: {interval_text([100 * end for end in quoted.interval], 1)}; {details}"
     images = replace(quoted, caveats=()).described
-    words = [f"{quoted.figure} on {images} ({'; '.join([*interval, beside])})", *(c.text for c in quoted.caveats)]
+    words = [f"{quoted.figure} on {images} ({details})", *(caveat.text for caveat in quoted.caveats)]
     return f"{100 * quoted.value:.1f} %", "; ".join(words)
 
 
 def _calibration(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
-    # How far confidences and accuracy are apart, and whether the temperature has made it worse.
+    # How far confidences and accuracy are apart.
     if isinstance(evaluation, MultiEvaluation) or numbers.get("ece") is None:
         return ""
     return f"Here the two differ by {100 * numbers['ece']:.1f} points on average."
@@ -286,9 +305,10 @@ def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) ->
     # The worst mistakes, and the picture regions that led to them; the first picture of each is the photograph.
     explained = []
     for mistake in mistakes:
-        place = {"data-map": photographs.place(mistake.image)}
-        pictures = [(plots.Thumbnail(data, "jpeg"), (caption,)) for caption, data in mistake.pictures]
-        cells = [cell(*picture, place if number else {}) for number, picture in enumerate(pictures)]
+        link = {"data-map": photographs.place(mistake.image)}  # from the maps to the photograph in the views
+        cells = []
+        for number, (caption, data) in enumerate(mistake.pictures):
+            cells.append(cell(plots.Thumbnail(data, "jpeg"), (caption,), link if number > 0 else {}))
         explained.append((mistake.title, cells))
     return explained
 
@@ -318,45 +338,51 @@ def _promises(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
     entry = numbers.get("promises")
     if entry is None:
         return None
-    kept = [row for row in entry["coverage"] if "refused" not in row]
+    coverages = [row for row in entry["coverage"] if "refused" not in row]
+    accuracies = [row for row in entry["accuracy"] if "refused" not in row]
     validation = entry["validation"]
-    chosen = f" (also used to choose {', '.join(validation['chosen_on_them'])})"
-    names = list(kept[-1]["per_class"]) if kept else []
-    if is_long := len(names) > _LEAST_COVERED:
-        of_last = kept[-1]["per_class"]
-        names = sorted(names, key=lambda name: (of_last[name]["measured"], name))[:_LEAST_COVERED]
-    of_class = []
-    for name in names:
-        sets = [row["per_class"][name] for row in kept]
-        of_class.append(
-            [name, *(text for each in sets for text in (f"{each['measured']:.3f}", f"{each['mean_size']:.2f}"))]
-        )
+    basis = f"{validation['images']} {_kind(validation)}"
+    if validation["chosen_on_them"]:
+        basis += f" (also used to choose {', '.join(validation['chosen_on_them'])})"
+
+    # The table of classes; if there are many, only of those that are covered least often.
+    by_class = coverages[-1]["per_class"] if coverages else {}
+    names, left_out = list(by_class), ""
+    if len(by_class) > _LEAST_COVERED:
+        names = sorted(by_class, key=lambda name: (by_class[name]["measured"], name))[:_LEAST_COVERED]
+        left_out = f"{len(by_class):,}"
+    heads, of_class = ["class"], [[name] for name in names]
+    for row in coverages:
+        heads += [f"covered ({row['requested']:g})", f"classes in a set ({row['requested']:g})"]
+        for cells in of_class:
+            sets = row["per_class"][cells[0]]
+            cells += [f"{sets['measured']:.3f}", f"{sets['mean_size']:.2f}"]
+
     sure = []
-    for row in entry["accuracy"]:
-        if "refused" not in row:
-            measured = ["none", ""]
-            if row["measured"] is not None:
-                measured = [f"{row['measured']:.3f}", interval_text(row["interval_95"])]
-            answered = f"{row['answered']} of {row['images']}"
-            sure.append([f"{row['requested']:g}", f"{row['above_confidence']:.4f}", answered, *measured])
+    for row in accuracies:
+        measured, interval = "none", ""
+        if row["measured"] is not None:
+            measured, interval = f"{row['measured']:.3f}", interval_text(row["interval_95"])
+        answered = f"{row['answered']} of {row['images']}"
+        sure.append([f"{row['requested']:g}", f"{row['above_confidence']:.4f}", answered, measured, interval])
     return {
         "words": "vitkit predict --coverage lists as many classes as are needed to include the right one this often. "
-        "--accuracy withholds answers so that the others are right this often. The limits were set on "
-        f"{validation['images']} {_kind(validation)}{chosen if validation['chosen_on_them'] else ''}. The tables "
-        "show what they achieve on the images of this page.",
+        f"--accuracy withholds answers so that the others are right this often. The limits were set on {basis}. The "
+        "tables show what they achieve on the images of this page.",
         "kept": [
             [
-                *(f"{row['requested']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"])),
-                *(f"{row['mean_size']:.2f}", str(row["empty"]), str(row["images"])),
+                f"{row['requested']:g}",
+                f"{row['measured']:.3f}",
+                interval_text(row["interval_95"]),
+                f"{row['mean_size']:.2f}",
+                str(row["empty"]),
+                str(row["images"]),
             ]
-            for row in kept
+            for row in coverages
         ],
-        "left_out": f"{len(kept[-1]['per_class']):,}" if is_long else "",
+        "left_out": left_out,
         "of_class": of_class,
-        "heads": [
-            "class",
-            *(f"{what} ({row['requested']:g})" for row in kept for what in ("covered", "classes in a set")),
-        ],
+        "heads": heads,
         "sure": sure,
         "refused": [row["refused"] for row in (*entry["coverage"], *entry["accuracy"]) if "refused" in row],
     }
@@ -371,6 +397,7 @@ def _unknown(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
     entry = numbers.get("unknown")
     if entry is None:
         return None
+    marked = f"If {1 - entry['accepted']:.0%} of known images may be marked"
     limits, bars = [], []
     for row in entry["limits"]:
         low, high = row["bounds"]
@@ -384,15 +411,14 @@ def _unknown(numbers: Mapping[str, Any]) -> dict[str, Any] | None:
         bars.append({"kind": row["kind"], "noticed": noticed, "words": words})
     sentence = "With --unknown, vitkit predict marks photographs that are unlike all that the model has learned from."
     if bars:
-        sentence += f" If {1 - entry['accepted']:.0%} of known images may be marked, too, it notices:"
+        sentence += f" {marked}, too, it notices:"
     return {
         "sentence": sentence,
         "bars": bars,
         "about": "The more an image differs from the nearest training images, the lower is its value in the column "
         f"familiar of vitkit predict. The value is the fraction of {entry['validation_images']} {_kind(entry)} that "
         "differ as much or more.",
-        "caught": f"If {1 - entry['accepted']:.0%} of known images may be marked as unknown, too, this part of the "
-        "images that belong to none of the classes is noticed:",
+        "caught": f"{marked} as unknown, too, this part of the images that belong to none of the classes is noticed:",
         "limits": limits,
         "has_classes": any(row["classes"] for row in entry["limits"]),
         "called": [

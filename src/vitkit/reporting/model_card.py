@@ -49,8 +49,8 @@ def model_card_text(name: str, model: CardFacts, made_with: str, run: Path | Non
     Raises:
         VitkitError: the evaluation of the run is damaged.
     """
-    file = None if run is None else next((run / name for name in (EVALUATION, FOLDS) if (run / name).is_file()), None)
-    figures = {} if file is None else read_figures(file)
+    files = [] if run is None else [run / name for name in (EVALUATION, FOLDS) if (run / name).is_file()]
+    figures = read_figures(files[0]) if files else {}
     more = len(model.classes) - _LISTED
     pixels = model.preprocess
     height, width = pixels.size
@@ -104,23 +104,23 @@ def _about_training(provenance: Mapping[str, Any], run: Path | None) -> list[str
 def _about_figures(figures: dict[str, Any]) -> list[str]:
     if not figures:
         return ["## How good it is", "", "The model was not evaluated, so its accuracy is not known."]
-    headline, counted = headline_of(figures), figures
+    headline = headline_of(figures)
     kind = _SPLITS.get(headline.split)
     where = f"photographs of the split {markdown_text(headline.split)}" if kind is None else f"{kind} photographs"
-    if headline.folds:  # `figures` has the mean over folds and the interval of each metric
-        metrics = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
-        intervals = {name: item["interval_95"] for name, item in metrics.items() if item["interval_95"] is not None}
-        counted = {**{name: item["mean"] for name, item in metrics.items()}, "intervals_95": intervals}
+    if headline.folds:
         model = f"a model of a cross-validation with {headline.folds} folds that did not learn from it"
         where = f"photographs, each tested once by {model}"
-    summary = ["The accuracy is not known."] if headline.value is None else [f"On {headline.images} {where}:", ""]
-    lines = ["## How good it is", "", *summary]
+    lines = ["## How good it is", "", "The accuracy is not known."]
+    if headline.value is not None:
+        lines = ["## How good it is", "", f"On {headline.images} {where}:", ""]
     lines += [f"- note: {markdown_text(caveat.text)}" for caveat in headline.caveats]
     for key, name in _FIGURES.items():
-        if isinstance(counted.get(key), (int, float)):
-            bounds = counted.get("intervals_95", {}).get(key)
+        value, bounds = figures.get(key), figures.get("intervals_95", {}).get(key)
+        if isinstance(value, dict):  # of a cross-validation: the mean over its folds, and an interval
+            value, bounds = value.get("mean"), value.get("interval_95")
+        if isinstance(value, (int, float)):
             spread = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %)" if bounds else ""
-            lines.append(f"- {name}: {100 * counted[key]:.1f} %{spread}")
+            lines.append(f"- {name}: {100 * value:.1f} %{spread}")
     confused = [
         f"{markdown_text(pair['true'])} classified as {markdown_text(pair['predicted'])}"
         for pair in figures.get("confused", [])[:5]

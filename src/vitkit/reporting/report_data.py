@@ -74,9 +74,9 @@ def views_data(
     label_errors: Sequence[LabelError],
 ) -> dict[str, Any]:
     """Return the data of each view of the page about a run, by its name; None for a view that is not shown."""
-    is_multi = isinstance(evaluation, MultiEvaluation)
-    # The gallery first shows the mistakes, if there are any.
-    kind = "all" if is_multi or (evaluation.predicted == evaluation.labels).all() else "wrong"
+    kind = "all"  # the images that the gallery shows first
+    if not isinstance(evaluation, MultiEvaluation) and (evaluation.predicted != evaluation.labels).any():
+        kind = "wrong"
     position = {int(i): place for place, i in enumerate(photographs.listed)}
     data = {
         "images": images_data(evaluation, photographs.listed),
@@ -89,17 +89,18 @@ def views_data(
     }
     if isinstance(evaluation, MultiEvaluation):
         return {**data, "class_thresholds": class_thresholds(evaluation)}
-    true, said, counts = evaluation.confusion_pairs()
+    true, predicted, counts = evaluation.confusion_pairs()
     order = np.argsort(-counts, kind="stable")[:_MAX_PAIRS]
     before = None if evaluation.temperature == 1 else _reliability(evaluation.reliability_untempered)
     points = []
     if laid_out is not None:
-        rows = zip(*laid_out, strict=True)
-        points = [[position[i], round(float(x), 3), round(float(y), 3)] for i, (x, y) in rows if i in position]
+        for i, (x, y) in zip(*laid_out, strict=True):
+            if i in position:
+                points.append([position[i], round(float(x), 3), round(float(y), 3)])
     return {
         **data,
         "confusion": {
-            "pairs": np.stack([true[order], said[order], counts[order]], axis=1).tolist(),
+            "pairs": np.stack([true[order], predicted[order], counts[order]], axis=1).tolist(),
             "left_out": int(counts.sum() - counts[order].sum()),
         },
         "reliability": {"now": _reliability(evaluation.reliability), "before": before},
@@ -116,16 +117,16 @@ def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
         "path": [_encodable(evaluation.paths[i]) for i in shown],
     }
     if evaluation.current_labels:
-        now = (evaluation.current_labels.get(evaluation.paths[i]) for i in shown)
-        common["since"] = [None if label is None else _encodable(label) for label in now]
+        current = [evaluation.current_labels.get(evaluation.paths[i]) for i in shown]
+        common["since"] = [None if label is None else _encodable(label) for label in current]
     labels, predicted = evaluation.labels[shown], evaluation.predicted[shown]
     if isinstance(evaluation, MultiEvaluation):
-        rows = zip(evaluation.probabilities[shown], predicted, strict=True)
+        confidences = map(confidence_in_set, evaluation.probabilities[shown], predicted)
         return {
             **common,
             "true": [np.flatnonzero(row).tolist() for row in labels],
             "said": [np.flatnonzero(row).tolist() for row in predicted],
-            "confidence": [round(confidence_in_set(*row), 6) for row in rows],
+            "confidence": [round(value, 6) for value in confidences],
         }
     return {
         **common,
@@ -148,17 +149,23 @@ def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
 def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data of `class_table.js`: the metrics of each class, and a description of each metric."""
     columns = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
-    rows = [
-        {"name": _encodable(name), **{key: None if row[key] is None else round(row[key], 5) for key, *_ in columns}}
-        for name, row in numbers["per_class"].items()
-    ]
+    rows = []
+    for name, metrics in numbers["per_class"].items():
+        row: dict[str, Any] = {"name": _encodable(name)}
+        for key, *_ in columns:
+            row[key] = None if metrics[key] is None else round(metrics[key], 5)
+        rows.append(row)
     fields = ("key", "title", "help", "digits")
     return {"columns": [dict(zip(fields, column, strict=True)) for column in columns], "rows": rows}
 
 
 def _reliability(measured: Reliability) -> dict[str, Any]:
-    means = {"confidence": measured.confidence.round(6).tolist(), "accuracy": measured.accuracy.round(6).tolist()}
-    return {"counts": measured.counts.tolist(), **means, "ece": measured.ece}
+    return {
+        "counts": measured.counts.tolist(),
+        "confidence": measured.confidence.round(6).tolist(),
+        "accuracy": measured.accuracy.round(6).tolist(),
+        "ece": measured.ece,
+    }
 
 
 def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
@@ -168,8 +175,11 @@ def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
     """
     confidences = confidence(evaluation)
     is_right = evaluation.predicted == evaluation.labels
-    answered, right = _counts_at_thresholds(confidences), _counts_at_thresholds(confidences[is_right])
-    return {"images": len(confidences), "answered": answered, "right": right}
+    return {
+        "images": len(confidences),
+        "answered": _counts_at_thresholds(confidences),
+        "right": _counts_at_thresholds(confidences[is_right]),
+    }
 
 
 def _counts_at_thresholds(values: npt.NDArray[np.floating[Any]]) -> list[int]:
@@ -188,10 +198,17 @@ def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
         return None
     classes = []
     for i, name in enumerate(evaluation.classes):
-        probabilities, has = evaluation.probabilities[:, i].astype(np.float64), evaluation.labels[:, i] == 1
-        predicted, correct = _counts_at_thresholds(probabilities), _counts_at_thresholds(probabilities[has])
-        counts = {"support": int(has.sum()), "said": predicted, "right": correct}
-        classes.append({"name": _encodable(name), "at": evaluation.thresholds[i], **counts})
+        probabilities = evaluation.probabilities[:, i].astype(np.float64)
+        has_class = evaluation.labels[:, i] == 1
+        classes.append(
+            {
+                "name": _encodable(name),
+                "at": evaluation.thresholds[i],
+                "support": int(has_class.sum()),
+                "said": _counts_at_thresholds(probabilities),
+                "right": _counts_at_thresholds(probabilities[has_class]),
+            }
+        )
     return {"classes": classes}
 
 
@@ -208,7 +225,9 @@ def label_errors_data(
     index = {name: i for i, name in enumerate(classes)}
 
     def indices(label: str) -> int | list[int]:  # a list if an image may have several classes
-        return index[label] if label in index else [index[name] for name in label.split(JOINT) if name]
+        if label in index:
+            return index[label]
+        return [index[name] for name in label.split(JOINT) if name]
 
     return {
         "photographs": {str(i): shown.address for i, shown in enumerate(photographs) if shown.address is not None},
