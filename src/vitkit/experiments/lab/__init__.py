@@ -56,18 +56,17 @@ def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: 
     `base` is the recipe that all variants share. It is an error if the experiment varies a field that the user has set
     (`shared`).
     """
-    set_by_user, base_model = flatten_fields(shared), dict(base.get("model_fields") or {})
-    varied = dict(variant.fields)
-    if is_network_name(str(varied.get("model", ""))):
+    base_model = dict(base.get("model_fields") or {})
+    if is_network_name(str(variant.fields.get("model", ""))):
         base_model = {}  # the network does not have the fields of a ViT
+    varied = dict(variant.fields)
     varied_model = varied.pop("model_fields", {})
-    for name in varied_model:
-        if name in (set_by_user.get("model_fields") or {}):
-            raise VitkitError("experiments.field-varied", f"model.{name} is varied by this experiment: leave it out")
+    set_by_user = flatten_fields(shared)
+    conflicts = [f"model.{name}" for name in varied_model if name in (set_by_user.get("model_fields") or {})]
     # The user may set `model` and `image_size`, which choose the model that is varied.
-    for name in sorted(varied.keys() - {"model", "image_size"}):
-        if name in set_by_user:
-            raise VitkitError("experiments.field-varied", f"{name} is varied by this experiment: leave it out")
+    conflicts += sorted((varied.keys() & set_by_user.keys()) - {"model", "image_size"})
+    if conflicts:
+        raise VitkitError("experiments.field-varied", f"{conflicts[0]} is varied by this experiment: leave it out")
     fields = {**variant.defaults, **base, **varied, "model_fields": {**base_model, **varied_model}}
     for name, factor in variant.factors.items():
         value = fields.get(name, getattr(Recipe(), name))
@@ -143,67 +142,98 @@ def result_of(
     arrays: Mapping[str, npt.NDArray[np.floating]] | None = None,
 ) -> Result:
     """Return the result of an experiment, as `vitkit.lab` describes it."""
-    pictures: dict[str, Callable[[], Figure]]  # as in the paper, by caption
-    if isinstance(experiment, Measurement) and experiment.draw is not None:
-        pictures = experiment.draw(figures, arrays or {})
-    else:
-        from vitkit.reporting import draw_lines, pictures_of_experiment
-
-        pictures = pictures_of_experiment(experiment.picture, figures, experiment.drawn_lines)
-        if (printed := experiment.printed) is not None:
-            pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
+    pictures = _pictures(experiment, figures, arrays or {})
     source = f"the source ({experiment.source}): {experiment.says}"
-    facts = {"experiment": experiment, "figures": figures, "headings": tuple(headings), "cells": tuple(cells)}
-    facts |= {"remarks": tuple(remarks), "folder": folder, "page": None if folder is None else folder / PAGE}
-
-    def page() -> str:
-        from vitkit.text import command, component, details, figure, panel, panels, table, to_svg, wide
-
-        first, *others = remarks
-        notes = [*others, source, f"what differs: {experiment.differs}"]
-        figures_on_page = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in pictures.items()]
-        rows = [[escape(cell) for cell in row] for row in cells]
-        items = "".join(f"<li>{escape(sentence(line))}</li>" for line in notes)
-        pieces = [
-            f"<h1>{escape(experiment.name)}</h1>",
-            component("verdict", "note", sentence(first), beside=experiment.question),
-            panel("What was measured", wide(table(rows, list(map(escape, headings))))),
-            panels(*figures_on_page, panel("What to know", f"<ul>{items}</ul>")),
-            details("The command", command(figures["command"])),
-        ]
-        return "".join(pieces)
-
+    differs = f"what differs: {experiment.differs}"
+    lines = [f"{experiment.name}: {experiment.question}", *aligned([headings, *cells]), "", *remarks, source]
+    if figures.get("preset") != "paper":
+        lines.append(differs)
+    if folder is not None:
+        lines.append(f"everything: {folder / LAB}, {folder / PAGE}")
+    names = [heading or "variant" for heading in headings]
     return Result(
         "lab",
-        [
-            f"{experiment.name}: {experiment.question}",
-            *aligned([headings, *cells]),
-            "",
-            *remarks,
-            source,
-            *([] if figures.get("preset") == "paper" else [f"what differs: {experiment.differs}"]),
-            *([] if folder is None else [f"everything: {folder / LAB}, {folder / PAGE}"]),
-        ],
-        facts | {"arrays": dict(arrays or {})},
+        lines,
+        {
+            "experiment": experiment,
+            "figures": figures,
+            "headings": tuple(headings),
+            "cells": tuple(cells),
+            "remarks": tuple(remarks),
+            "folder": folder,
+            "page": None if folder is None else folder / PAGE,
+            "arrays": dict(arrays or {}),
+        },
         json=figures,
-        rows=[dict(zip([heading or "variant" for heading in headings], row, strict=True)) for row in cells],
+        rows=[dict(zip(names, row, strict=True)) for row in cells],
         pictures=pictures,
-        html=page,
+        html=lambda: _page(experiment, figures["command"], headings, cells, [*remarks, source, differs], pictures),
+    )
+
+
+def _pictures(
+    experiment: Experiment, figures: dict[str, Any], arrays: Mapping[str, npt.NDArray[np.floating]]
+) -> dict[str, Callable[[], Figure]]:
+    """Return functions that plot the result and, if it is redrawn, the paper's figure, by caption."""
+    if isinstance(experiment, Measurement) and experiment.draw is not None:
+        return experiment.draw(figures, arrays)
+    from vitkit.reporting import draw_lines, pictures_of_experiment
+
+    pictures = pictures_of_experiment(experiment.picture, figures, experiment.drawn_lines)
+    printed = experiment.printed
+    if printed is not None:
+        pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
+    return pictures
+
+
+def _page(
+    experiment: Experiment,
+    command_line: str,
+    headings: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    pictures: Mapping[str, Callable[[], Figure]],
+) -> str:
+    """Return the HTML of the page about a result, with the first note as its verdict."""
+    from vitkit.text import command, component, details, figure, panel, panels, table, to_svg, wide
+
+    verdict, *others = notes
+    rows = [[escape(cell) for cell in row] for row in cells]
+    items = "".join(f"<li>{escape(sentence(note))}</li>" for note in others)
+    drawn = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in pictures.items()]
+    return "".join(
+        [
+            f"<h1>{escape(experiment.name)}</h1>",
+            component("verdict", "note", sentence(verdict), beside=experiment.question),
+            panel("What was measured", wide(table(rows, list(map(escape, headings))))),
+            panels(*drawn, panel("What to know", f"<ul>{items}</ul>")),
+            details("The command", command(command_line)),
+        ]
     )
 
 
 def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return the headings and rows of an ablation's table."""
-    pairs = {pair["a"]: pair for pair in figures["pairs"]}
     headings = ["", "accuracy here", "95 %", f"difference from {ablation.against}", "parameters", "GMACs"]
+    if ablation.column:
+        headings.append(f"paper: {ablation.column}")
+    differences = {
+        pair["a"]: f"{100 * pair['difference']:+.1f} ({_span(pair['interval'])})" for pair in figures["pairs"]
+    }
     rows = []
     for variant in figures["variants"]:
-        pair = pairs.get(variant["label"])
-        row = [variant["label"], f"{100 * variant['accuracy']:.1f} %", _span(variant["interval"])]
-        row += ["" if pair is None else f"{100 * pair['difference']:+.1f} ({_span(pair['interval'])})"]
-        row += [f"{variant['parameters']:,}", f"{variant['gmacs']:.3g}"]
-        rows.append(row + ([variant["paper"] or "-"] if ablation.column else []))
-    return (*headings, *([f"paper: {ablation.column}"] if ablation.column else [])), tuple(map(tuple, rows))
+        row = [
+            variant["label"],
+            f"{100 * variant['accuracy']:.1f} %",
+            _span(variant["interval"]),
+            differences.get(variant["label"], ""),
+            f"{variant['parameters']:,}",
+            f"{variant['gmacs']:.3g}",
+        ]
+        if ablation.column:
+            row.append(variant["paper"] or "-")
+        rows.append(tuple(row))
+    return tuple(headings), tuple(rows)
 
 
 def outcome_of(pair: Mapping[str, Any], seeds: int) -> Literal[-1, 0, 1]:
@@ -227,12 +257,12 @@ def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
     by_outcome: dict[int, list[str]] = {1: [], -1: [], 0: []}
     for pair in pairs:
         by_outcome[outcome_of(pair, seeds)].append(pair["a"])
-    reference = _enumerated([pairs[0]["b"]])
-    parts = [
-        f"{_enumerated(labels)} {'is' if len(labels) == 1 else 'are'} {word} than {reference}"
-        for labels, word in ((by_outcome[1], "better"), (by_outcome[-1], "worse"))
-        if labels
-    ]
+    reference = quoted(pairs[0]["b"])
+    parts = []
+    for outcome, word in ((1, "better"), (-1, "worse")):
+        labels = by_outcome[outcome]
+        if labels:
+            parts.append(f"{_enumerated(labels)} {'is' if len(labels) == 1 else 'are'} {word} than {reference}")
     if by_outcome[0]:
         parts.append(f"{_enumerated(by_outcome[0])} cannot be distinguished from {reference}")
     return f"{'also with other seeds' if seeds > 1 else 'as trained, with one seed'}: {'; '.join(parts)}"

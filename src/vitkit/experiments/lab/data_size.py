@@ -8,7 +8,6 @@ paired: with the same seed, all models are pre-trained on the same images.
 from __future__ import annotations
 
 import csv
-import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -90,70 +89,83 @@ def plan_sizes(
     `models` are names separated by commas, and `base` is the recipe that all trainings share, without a model. The
     fields `set_by_user` are part of it; it is an error if the experiment varies one of them.
     """
-    names, seed = names_of(models), base.get("seed", 0)
+    names = names_of(models)
     if len(set(names)) < len(names):
         raise VitkitError(
             "experiments.model-twice", f"--model {','.join(names)} has a model twice: leave out one of them"
         )
-    side = next((config_for(name).image_size[0] for name in names if not is_network_name(name)), None)
+    seed = base.get("seed", 0)
+    run_seeds = range(seed, seed + seeds)
+    side_of_first_vit = next((config_for(name).image_size[0] for name in names if not is_network_name(name)), None)
     first: list[Run] = []  # the two prepared trainings of the first model: on the upstream and on the downstream images
-    described, notes, jobs = [], [], []
-    for i, name in enumerate(names):
-        receiver()("checking the models", i, len(names))
-        # A network without a size of its own gets that of the first ViT.
-        size_fields = {"image_size": side} if is_network_name(name) and side and not base.get("image_size") else {}
-        fields = {**base, **size_fields, "model": name, "weights": "none", "split_seed": base.get("split_seed", seed)}
+    described, notes, jobs, counts = [], [], [], list[int]()
+    for number, name in enumerate(names, start=1):
+        receiver()("checking the models", number - 1, len(names))
+        fields = {**base, "model": name, "weights": "none", "split_seed": base.get("split_seed", seed)}
+        if is_network_name(name) and side_of_first_vit is not None and not base.get("image_size"):
+            fields["image_size"] = side_of_first_vit  # a network may have no size of its own
         recipe, left_out = without_vit_fields(Recipe.of(fields, PLANNED))
-        shared = recipe.set_fields()
         notes += [f"{name}: {reason}" for reason in left_out]
         with prefix_errors(name):
             starts = [prepared(recipe.complete({"data": data})) for data in (upstream, downstream)]
         first = first or starts
-        info = describe(starts[1].config)
+        pretraining, tuning = starts
+        info = describe(tuning.config)
         described.append({"name": name, "parameters": info.parameters, "gmacs": info.gmacs})
-        images = [start.parts[0].images.table.splits.count("train") for start in starts]
-        classes = starts[0].config.num_classes
-        min_images = math.ceil((classes - 0.5) / SIZES[0])  # then the smallest part, rounded, has one of each class
-        if images[0] < min_images:
-            raise VitkitError(
-                "experiments.images-few",
-                f"{upstream} has {images[0]} training images, and a ninth of them cannot have one of each of "
-                f"its {classes} classes: pre-train on at least {min_images}",
-            )
-        counts = [max(round(size * images[0]), 1) for size in SIZES]
+        images, tuning_images = (start.parts[0].images.table.splits.count("train") for start in starts)
+        _check_smallest_part(upstream, images, pretraining.config.num_classes)
+        counts = [max(round(size * images), 1) for size in SIZES]
+
+        shared = recipe.set_fields()
+        safe_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
         for size, count in zip(SIZES, counts, strict=True):
-            subset = {"max_images": count} if count < images[0] else {}
-            epochs = {"epochs": max(round(starts[0].recipe.epochs / size), 1)}  # the same number of steps for each part
-            before = {**shared, **subset, **epochs, "data": upstream, "method": starts[0].recipe.method}
-            safe_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
-            for run_seed in range(seed, seed + seeds):
-                folder = f"runs/{i + 1}-{safe_name}-{count}-seed{run_seed}"
-                weights = {"data": downstream, "weights": f"{FOLDER_PLACEHOLDER}/{folder}-pretrained"}
+            before = {**shared, "data": upstream, "method": pretraining.recipe.method}
+            before["epochs"] = max(round(pretraining.recipe.epochs / size), 1)  # the same number of steps for each part
+            if count < images:
+                before["max_images"] = count
+            for run_seed in run_seeds:
+                folder = f"runs/{number}-{safe_name}-{count}-seed{run_seed}"
+                encoder = f"{folder}-pretrained"
+                weights = {"data": downstream, "weights": f"{FOLDER_PLACEHOLDER}/{encoder}"}
                 variant = AblationVariant(name, {**TUNING, **weights}, factors=_TUNING_FACTORS)
-                tuning = Recipe.of(variant_fields(shared, set_by_user, variant), PLANNED)
-                after = without_vit_fields(tuning)[0].set_fields()
-                label, encoder = f"{name}, pre-training", f"{folder}-pretrained"
+                request, _ = without_vit_fields(Recipe.of(variant_fields(shared, set_by_user, variant), PLANNED))
+                after = request.set_fields()
+                label = f"{name}, pre-training"
                 jobs.append(ComparisonJob(label, run_seed, size, count, {**before, "seed": run_seed}, encoder))
-                jobs.append(ComparisonJob(name, run_seed, size, images[1], {**after, "seed": run_seed}, folder))
+                jobs.append(ComparisonJob(name, run_seed, size, tuning_images, {**after, "seed": run_seed}, folder))
+
     upstream_images, downstream_images = (start.parts[0].images for start in first)
     known = set(upstream_images.contents.values())
-    if shared_pictures := sum(content in known for content in downstream_images.contents.values()):
+    shared_pictures = sum(content in known for content in downstream_images.contents.values())
+    if shared_pictures:
         raise VitkitError(
             "experiments.sources-overlap",
             f"{shared_pictures} pictures are in both {upstream} and {downstream}: pre-train on other images",
         )
-    notes += [note for start in first for note in (*start.source.unmatched, *start.source.corrections)]
+    for start in first:
+        notes += [*start.source.unmatched, *start.source.corrections]
     jobs.sort(key=lambda job: (job.seed, job.fraction))
     plan = Plan(
-        {"data": downstream, "upstream": upstream},
-        tuple(names),
-        tuple(range(seed, seed + seeds)),
-        SIZES,
-        tuple(jobs),
-        hash_of_images(first[1].parts[0], held_out_split(downstream_images.table)),
-        tuple(dict.fromkeys(notes)),
+        arguments={"data": downstream, "upstream": upstream},
+        models=tuple(names),
+        seeds=tuple(run_seeds),
+        fractions=SIZES,
+        jobs=tuple(jobs),
+        test_hash=hash_of_images(first[1].parts[0], held_out_split(downstream_images.table)),
+        notes=tuple(dict.fromkeys(notes)),
     )
     return plan, described, counts
+
+
+def _check_smallest_part(upstream: str, images: int, classes: int) -> None:
+    # With this number of images, the smallest part, which is rounded, has one of each class.
+    min_images = math.ceil((classes - 0.5) / SIZES[0])
+    if images < min_images:
+        raise VitkitError(
+            "experiments.images-few",
+            f"{upstream} has {images} training images, and a ninth of them cannot have one of each of "
+            f"its {classes} classes: pre-train on at least {min_images}",
+        )
 
 
 # --- The result -------------------------------------------------------------------------------------------
@@ -180,8 +192,9 @@ def conclude(experiment: PretrainingSizes, plan: Plan, stored: Mapping[str, Any]
             for size, count, family, few_shot_family in zip(SIZES, counts, families, few_shot, strict=True)
         ]
         models.append({**row, "by_size": by_size})
-    judged = zip(predictions, families, strict=True)
-    pairs = [pair for each, family in judged for pair in pair_figures(tuning, each, family)]
+    pairs = []
+    for each, family in zip(predictions, families, strict=True):
+        pairs += pair_figures(tuning, each, family)
     figures = {
         **{name: stored[name] for name in ("vitkit", "experiment", "command")},
         "data": public_path(plan.arguments["data"]),
@@ -205,32 +218,28 @@ def _few_shot_family(plan: Plan, out: Path, predictions: RunPredictions) -> Fami
     from vitkit.weights import load
 
     correct: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in plan.models}
-    for name, job in itertools.product(plan.models, sorted(plan.jobs, key=lambda job: job.seed)):
-        if job.model != name or job.fraction != predictions.fraction:
-            continue
-        classifier, table = load(out / f"{job.folder}-pretrained"), split_from_file(out / job.folder / SPLIT)
+    jobs = [job for job in plan.jobs if job.model in plan.models and job.fraction == predictions.fraction]
+    for job in sorted(jobs, key=lambda job: job.seed):
+        classifier = load(out / f"{job.folder}-pretrained")
+        table = split_from_file(out / job.folder / SPLIT)
         train = table.of_split("train")
         labels = np.array(train.labels)
         chosen = draw_images(labels, SHOTS, job.seed)
         files = [*(train.file(int(i)) for i in chosen), *(table.at(path) for path in predictions.paths)]
         x = head_features(classifier, files, "frozen models")  # (n, D)
         predicted = fit_and_predict(x[: len(chosen)], labels[chosen], x[len(chosen) :], len(table.classes))
-        correct[name].append(predicted == np.array([table.classes.index(label) for label in predictions.labels]))
+        correct[job.model].append(predicted == np.array([table.classes.index(label) for label in predictions.labels]))
     return Family(np.array(list(correct.values())), predictions.units)  # (M, S, n)
 
 
 def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[Family]) -> str:
-    include_seeds = len(plan.seeds) > 1
     best = []
-    for i in (0, -1):  # the smallest part, and all images
-        family = families[i]
+    for family, count in ((families[0], counts[0]), (families[-1], counts[-1])):  # the smallest part, and all images
         first = int(family.accuracy.argmax())
         others = [(first, other) for other in range(family.models) if other != first]
-        tests = family.differences(others, include_seeds=include_seeds)
-        name = "no model"
-        if all(test.is_distinguished for test in tests):
-            name = plan.models[first]
-        best.append(f"pre-trained on {counts[i]} images, {name} is better than all others")
+        tests = family.differences(others, include_seeds=len(plan.seeds) > 1)
+        name = plan.models[first] if all(test.is_distinguished for test in tests) else "no model"
+        best.append(f"pre-trained on {count} images, {name} is better than all others")
     changes = [
         f"{name}: {100 * families[0].accuracy[i]:.1f} % pre-trained on {counts[0]} images, "
         f"{100 * families[-1].accuracy[i]:.1f} % on {counts[-1]}"

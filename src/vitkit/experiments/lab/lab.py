@@ -161,60 +161,80 @@ def lab(
     recipe_data = fields.pop("data", None)
     data = recipe_data if data is None else data
     refuse_divided(fields)
+    has_arguments = bool(fields) or any(argument is not None for argument in (data, model, upstream))
     if resume:
-        if name is not None or data is not None or model is not None or upstream is not None or fields:
+        if name is not None or has_arguments:
             raise VitkitError(
                 "experiments.argument-changed", "--resume uses the arguments of --out: leave out all other arguments"
             )
         return _resume(out)
     if name is None:
-        if data is not None or model is not None or upstream is not None or out is not None or fields:
+        if has_arguments or out is not None:
             raise VitkitError(
                 "experiments.experiment-missing",
                 f"no experiment is named: write one of {', '.join(EXPERIMENTS)}, or leave out all arguments",
             )
-        width = max(map(len, EXPERIMENTS))
-        lines, by_name, rows = [], {}, []
-        for entry in EXPERIMENTS.values():
-            lines.append(f"{entry.name.ljust(width)}  {entry.question} ({entry.source})")
-            by_name[entry.name] = {"question": entry.question, "source": entry.source}
-            rows.append({"name": entry.name, **by_name[entry.name]})
-        return Result("lab", lines, {"experiments": tuple(EXPERIMENTS.values())}, json=by_name, rows=rows)
+        return _list_experiments()
     experiment = EXPERIMENTS[name]
     if upstream is not None and not isinstance(experiment, PretrainingSizes):
         raise VitkitError(
             "experiments.argument-unused",
             f"{name} does not use --upstream, which applies only to data-size: leave it out",
         )
-    if preset == "paper" and data is None and isinstance(experiment, (Ablation, PretrainingSizes)):
+    if isinstance(experiment, Costs):
+        return _cost(experiment, data, model, preset, fields, out)
+    if isinstance(experiment, Measurement):
+        return _measure(experiment, data, model, preset, seeds, fields, out)
+    if preset == "paper" and data is None:
         raise VitkitError(
             "experiments.argument-missing",
             "--preset paper trains with the published recipe: name your images with --data FOLDER (`vitkit lab cost "
             "--preset paper` counts what the paper's pre-trainings cost)",
         )
+    source = str(data or DATA)
     if isinstance(experiment, PretrainingSizes):
-        return _transfer(experiment, data, upstream, model, preset, seeds, fields, out)
-    if isinstance(experiment, Costs):
-        return _cost(experiment, data, model, preset, fields, out)
-    if isinstance(experiment, Measurement):
-        return _measure(experiment, data, model, preset, seeds, fields, out)
+        return _transfer(experiment, source, upstream, model, preset, seeds, fields, out)
     assert isinstance(experiment, Ablation)
-    shared: dict[str, Any] = {**fields} if model is None else {**fields, "model": str(model)}
-    data = str(data or DATA)
-    with ExitStack() as locks:
-        folder = None if out is None else FOLDER.reserve(out, locks)
-        plan, variants = plan_ablation(experiment, data, preset, seeds, shared)
-        command = _command(experiment, data, {"preset": preset, "seeds": seeds, **shared})
-        folder = folder or _new_folder(experiment, locks)
-        return _start(experiment, folder, plan, {"command": command, "variants": variants})
+    return _ablate(experiment, source, model, preset, seeds, fields, out)
+
+
+def _list_experiments() -> Result:
+    width = max(map(len, EXPERIMENTS))
+    entries = tuple(EXPERIMENTS.values())
+    by_name = {entry.name: {"question": entry.question, "source": entry.source} for entry in entries}
+    return Result(
+        "lab",
+        [f"{entry.name.ljust(width)}  {entry.question} ({entry.source})" for entry in entries],
+        {"experiments": entries},
+        json=by_name,
+        rows=[{"name": name, **fields} for name, fields in by_name.items()],
+    )
 
 
 # --- Trainings ------------------------------------------------------------------------------------------------
 
 
+def _ablate(
+    ablation: Ablation,
+    data: str,
+    model: str | Path | None,
+    preset: Preset,
+    seeds: int,
+    fields: Mapping[str, Any],
+    out: str | Path | None,
+) -> Result:
+    shared = {**fields} if model is None else {**fields, "model": str(model)}
+    with ExitStack() as locks:
+        folder = None if out is None else FOLDER.reserve(out, locks)
+        plan, variants = plan_ablation(ablation, data, preset, seeds, shared)
+        command = _command(ablation, data, {"preset": preset, "seeds": seeds, **shared})
+        folder = folder or _new_folder(ablation, locks)  # not before the plan, which may refuse the arguments
+        return _start(ablation, folder, plan, {"command": command, "variants": variants})
+
+
 def _transfer(
     experiment: PretrainingSizes,
-    data: str | Path | None,
+    data: str,
     upstream: str | Path | None,
     models: str | Path | None,
     preset: Preset,
@@ -224,17 +244,16 @@ def _transfer(
 ) -> Result:
     from vitkit.experiments.lab.data_size import RESNET, plan_sizes, split_by_class
 
-    source = str(data or DATA)
-    base = base_fields(experiment, source, preset, shared)
-    side = 32 if bundled_name(source) is None else 16  # data with its own recipe, such as the digits, is small
+    base = base_fields(experiment, data, preset, shared)
+    side = 32 if bundled_name(data) is None else 16  # data with its own recipe, such as the digits, is small
     names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},{RESNET}")
     with ExitStack() as locks:
         folder = FOLDER.reserve(out, locks) if out is not None else _new_folder(experiment, locks)
         folder.mkdir(parents=True, exist_ok=True)
-        sources = split_by_class(source, folder) if upstream is None else (str(upstream), source)
+        sources = split_by_class(data, folder) if upstream is None else (str(upstream), data)
         plan, variants, images = plan_sizes(*sources, names, base, shared, seeds)
         options = {"model": models, "upstream": upstream, "preset": preset, "seeds": seeds, **shared}
-        command = _command(experiment, source, {name: value for name, value in options.items() if value is not None})
+        command = _command(experiment, data, options)
         return _start(experiment, folder, plan, {"command": command, "variants": variants, "images": images})
 
 
@@ -272,9 +291,8 @@ def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[st
         log.info(f"to continue: vitkit lab --resume --out {folder}")
         raise
     if diverged:
-        raise VitkitError(
-            "experiments.training-diverged", "; ".join(f"{folder / run}: {why}" for run, why in diverged.items())
-        )
+        reasons = [f"{folder / run}: {reason}" for run, reason in diverged.items()]
+        raise VitkitError("experiments.training-diverged", "; ".join(reasons))
     if isinstance(experiment, PretrainingSizes):
         from vitkit.experiments.lab.data_size import conclude
 
@@ -287,11 +305,11 @@ def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[st
         "column": experiment.column,
     }
     headings, rows = table_of(experiment, figures)
-    seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
+    seeds = len(figures["seeds"])
     images = images_in_words(figures["test_images"], figures["split"])
     remarks = [
         summary_of(figures["pairs"], seeds),
-        f"{images}, {plural(seeds, 'seed', 'seeds')}; the most frequent class alone: {chance:.1f} %",
+        f"{images}, {plural(seeds, 'seed', 'seeds')}; the most frequent class alone: {100 * figures['chance']:.1f} %",
         *figures["findings"],
         *(pair["verdict"] for pair in figures["pairs"]),
         *(f"claim {claim['outcome']}: {claim['claim']}" for claim in figures["claims"]),
@@ -344,9 +362,9 @@ def _measure(
             "findings": list(subject.findings),
             "differs": measurement.differs,
         }
-        rows, lines = tuple(map(tuple, measured.rows)), (*measured.lines, *subject.findings)
-        result = result_of(measurement, figures, tuple(measured.headings), rows, lines, folder, measured.arrays)
-        return _write(result)
+        rows = [tuple(row) for row in measured.rows]
+        remarks = [*measured.lines, *subject.findings]
+        return _write(result_of(measurement, figures, measured.headings, rows, remarks, folder, measured.arrays))
 
 
 def _cost(
@@ -357,20 +375,22 @@ def _cost(
     fields: Mapping[str, Any],
     out: str | Path | None,
 ) -> Result:
-    if data is not None or fields.keys() - {"image_size"}:
-        unused = "--data" if data is not None else min(fields.keys() - {"image_size"})
+    unused = ["--data"] if data is not None else []
+    unused += sorted(fields.keys() - {"image_size"})
+    if unused:
         raise VitkitError(
             "experiments.argument-unused",
-            f"{experiment.name} times models without images or training, so {unused} has no effect; leave it out",
+            f"{experiment.name} times models without images or training, so {unused[0]} has no effect; leave it out",
         )
     from vitkit.experiments.lab.cost import measure_costs, predict_core_days
 
     if preset == "paper":
         given = {"out": out, "model": models, **fields}
-        if idle := [name for name, value in given.items() if value is not None]:
+        unused = [name for name, value in given.items() if value is not None]
+        if unused:
             raise VitkitError(
                 "experiments.argument-unused",
-                f"{experiment.name} only counts with --preset paper, so {idle[0]} has no effect: leave it out",
+                f"{experiment.name} only counts with --preset paper, so {unused[0]} has no effect: leave it out",
             )
         return predict_core_days(experiment)
     side = int(fields.get("image_size") or 32)
@@ -378,8 +398,7 @@ def _cost(
     with ExitStack() as locks:
         folder = None if out is None else FOLDER.reserve(out, locks)
         result = measure_costs(experiment, names, side)
-        options = {} if models is None else {"model": str(models)}
-        command = _command(experiment, None, {**options, **fields})
+        command = _command(experiment, None, {"model": models, **fields})
         figures = {"vitkit": vitkit.__version__, "command": command, **result.figures}
         folder = folder or _new_folder(experiment, locks)
         return _write(result_of(experiment, figures, result.headings, result.cells, result.remarks, folder))
@@ -403,15 +422,22 @@ def _write(result: Result) -> Result:
 
 
 def _command(experiment: Experiment, data: str | None, options: Mapping[str, Any]) -> str:
-    """Return the command that repeats the experiment, with the options that differ from their defaults."""
-    words = ["vitkit", "lab", experiment.name, *([] if data is None else ["--data", public_path(data)])]
+    """Return the command that repeats the experiment, with the options that differ from their defaults.
+
+    An option that is None is omitted.
+    """
     defaults = {"preset": "small", "seeds": 3, "seed": 0}
-    fields = {name: value for name, value in options.items() if name != "model_fields" and value != defaults.get(name)}
-    model_fields = model_table(None, options.get("model_fields") or {})
-    for name, value in (fields | {f"model.{name}": value for name, value in model_fields.items()}).items():
+    changed = {name: value for name, value in options.items() if value != defaults.get(name)}
+    model_fields = model_table(None, changed.pop("model_fields", None) or {})
+    changed |= {f"model.{name}": value for name, value in model_fields.items()}
+    words = ["vitkit", "lab", experiment.name]
+    if data is not None:
+        words += ["--data", public_path(data)]
+    for name, value in changed.items():
         parts = value if isinstance(value, (list, tuple)) else (value,)
-        text = ",".join(public_path(part) if isinstance(part, str) else str(part).lower() for part in parts)
-        words.append(f"--{name} {text}" if name in ("model", "upstream", "preset", "seeds") else f"--set {name}={text}")
+        text = ",".join(public_path(part) if isinstance(part, (str, Path)) else str(part).lower() for part in parts)
+        is_option = name in ("model", "upstream", "preset", "seeds")
+        words.append(f"--{name} {text}" if is_option else f"--set {name}={text}")
     return " ".join(words)
 
 
@@ -428,11 +454,13 @@ def plan_ablation(
     base = base_fields(ablation, data, preset, shared)
     variants = ablation.variants(base_config(base))
     seed = base.get("seed", 0)
-    jobs, descriptions, notes, test_hash, images, classes = [], [], [], None, 0, 0
+    run_seeds = range(seed, seed + seeds)
+    jobs, descriptions, notes = [], [], []
+    entries: list[tuple[str, SplitImages]] = []  # the images of the variants that start from the user's weights
+    images, classes = 0, 0  # the training images and classes of the last of these variants
     folders: dict[str, str] = {}  # of the runs of each variant, without the seed
-    entries: list[tuple[str, SplitImages]] = []
-    for i, variant in enumerate(variants):
-        receiver()("checking the variants", i, len(variants))
+    for number, variant in enumerate(variants, start=1):
+        receiver()("checking the variants", number - 1, len(variants))
         fields = {**variant_fields(base, shared, variant), "split_seed": base.get("split_seed", seed)}
         # The fields of the user count as set by the user, so that an error message does not blame the plan.
         set_by_user = {name: fields[name] for name in shared if name in fields}
@@ -440,47 +468,55 @@ def plan_ablation(
         fields = request.set_fields()
         notes += [f"{variant.label}: {reason}" for reason in left_out]
         with prefix_errors(variant.label):
-            if variant.after is None and not variant.pretraining:
+            if variant.after is not None or variant.pretraining:  # the initial weights do not exist yet
+                config = base_config(fields).replace(num_classes=classes)
+            else:
                 start = prepared(request)
+                config = start.config
                 (split_images,) = start.parts
                 entries.append((variant.label, split_images))
-                test_hash = test_hash or hash_of_images(split_images, held_out_split(split_images.images.table))
-                images, config = split_images.images.table.splits.count("train"), start.config
-                images, classes = min(images, start.recipe.max_images or images), config.num_classes
+                images = split_images.images.table.splits.count("train")
+                images = min(images, start.recipe.max_images or images)
+                classes = config.num_classes
                 check_effects(start.recipe, request)
                 unused = without_effect(start.recipe, request)  # such as epochs, if a head is fitted in closed form
                 fields = {name: value for name, value in fields.items() if name not in unused}
-                fields |= {"method": start.recipe.method}
+                fields["method"] = start.recipe.method
                 notes += [*start.source.unmatched, *start.source.corrections]
                 notes += [f"{variant.label}: {reason}" for reason in start.reasons]
-            else:  # the weights do not exist before the training
-                config = base_config(fields).replace(num_classes=classes)
         info = describe(config)
-        description = {"label": variant.label, "paper": variant.paper, "parameters": info.parameters}
-        descriptions.append({**description, "gmacs": info.gmacs})
-        folders[variant.label] = f"runs/{i + 1}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
-        for run_seed in range(seed, seed + seeds):
+        descriptions.append(
+            {
+                "label": variant.label,
+                "paper": variant.paper,
+                "parameters": info.parameters,
+                "gmacs": info.gmacs,
+            }
+        )
+        folders[variant.label] = f"runs/{number}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
+        for run_seed in run_seeds:
+            run_fields = {**fields, "seed": run_seed}
             if variant.after is not None:
-                fields = {**fields, "weights": f"{FOLDER_PLACEHOLDER}/{folders[variant.after]}-seed{run_seed}"}
-            folder, run_fields = f"{folders[variant.label]}-seed{run_seed}", {**fields, "seed": run_seed}
+                run_fields["weights"] = f"{FOLDER_PLACEHOLDER}/{folders[variant.after]}-seed{run_seed}"
             pretraining = None
             if variant.pretraining:  # with all training images, even if `max_images` limits those of the training
-                same = {name: run_fields[name] for name in _PRETRAINING_FIELDS if name in run_fields}
-                pretraining = {**same, "logger": "none", **variant.pretraining}
+                common = {name: run_fields[name] for name in _PRETRAINING_FIELDS if name in run_fields}
+                pretraining = {**common, "logger": "none", **variant.pretraining}
+            folder = f"{folders[variant.label]}-seed{run_seed}"
             jobs.append(ComparisonJob(variant.label, run_seed, 1.0, images, run_fields, folder, pretraining))
     jobs.sort(key=lambda job: job.seed)  # all variants of one seed are trained one after another
-    assert test_hash is not None
     test_images = before_training(entries)
     test_images.check()
     notes += test_images.findings()
+    _, first_images = entries[0]
     plan = Plan(
-        {"experiment": ablation.name, "data": data, "preset": preset},
-        tuple(variant.label for variant in variants),
-        tuple(range(seed, seed + seeds)),
-        (1.0,),
-        tuple(jobs),
-        test_hash,
-        tuple(dict.fromkeys(notes)),
+        arguments={"experiment": ablation.name, "data": data, "preset": preset},
+        models=tuple(variant.label for variant in variants),
+        seeds=tuple(run_seeds),
+        fractions=(1.0,),
+        jobs=tuple(jobs),
+        test_hash=hash_of_images(first_images, held_out_split(first_images.images.table)),
+        notes=tuple(dict.fromkeys(notes)),
     )
     return plan, descriptions
 
@@ -520,10 +556,19 @@ def pairs_against(against: str, labels: Sequence[str], predictions: RunPredictio
     rows = []
     for (i, _), recipe, trained in zip(compared, recipes, trained_models, strict=True):
         label = labels[i]
-        names = (quoted(label), quoted(against))
-        text = verdict(*names, recipe, trained, family.seeds, predictions.described, len(compared))
-        row = {"a": label, "b": against, "difference": recipe.mean, **recipe.to_dict(), "trained": trained.to_dict()}
-        rows.append({**row, "verdict": text})
+        text = verdict(
+            quoted(label), quoted(against), recipe, trained, family.seeds, predictions.described, len(compared)
+        )
+        rows.append(
+            {
+                "a": label,
+                "b": against,
+                "difference": recipe.mean,
+                **recipe.to_dict(),
+                "trained": trained.to_dict(),
+                "verdict": text,
+            }
+        )
     return rows
 
 
