@@ -98,12 +98,11 @@ def compare(
         OSError: the folder cannot be written.
     """
     source, fields = fields_of_request(recipe, "a comparison")
-    sources = [data] if data is None or isinstance(data, (str, Path)) else list(data)
-    files = (RECIPE, PREDICTIONS, EVALUATION)  # of a run whose test is finished
-    given = [Path(source) for source in sources if source is not None]
-    runs = [folder for folder in given if all((folder / file).is_file() for file in files)]
+    sources = [data] if isinstance(data, (str, Path)) else list(data or ())
+    runs = [Path(source) for source in sources if _is_finished_run(Path(source))]
     if models is None and runs and len(sources) > 1:
-        if other := next((source for source in sources if Path(str(source)) not in runs), None):
+        if len(runs) < len(sources):
+            other = next(source for source in sources if Path(source) not in runs)
             message = f"{other} is not a finished run, but {runs[0]} is: name only runs, or data and --models"
             raise VitkitError("experiments.run-missing", message)
         if (recipe, seeds, budget, fractions, resume) != (None, 3, None, "1", False):
@@ -117,8 +116,10 @@ def compare(
         raise VitkitError("experiments.data-several", message)
     arguments = arguments_of(sources[0] if sources else None, models, source, seeds, fractions, budget)
     with ExitStack() as locks:
-        open_folder = _resume if resume else _plan
-        folder, plan = open_folder(out, arguments, fields, locks)
+        if resume:
+            folder, plan = _resume(out, arguments, fields, locks)
+        else:
+            folder, plan = _plan(out, arguments, fields, locks)
         from vitkit.experiments.comparison_runs import train_all
 
         try:
@@ -126,19 +127,11 @@ def compare(
         except Interrupted:
             log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
-        failed = {job.model: f"{job.described}: {diverged[job.folder]}" for job in plan.jobs if job.folder in diverged}
-        if len(failed) == len(plan.models):
-            raise VitkitError("experiments.training-diverged", "; ".join(failed.values()))
-        notes = [f"{name} is left out of what follows: {why}" for name, why in failed.items()]
-        for note in notes:
-            log.info(note)
-        plan = replace(
-            plan,
-            models=tuple(name for name in plan.models if name not in failed),
-            jobs=tuple(job for job in plan.jobs if job.model not in failed),
-            notes=(*plan.notes, *notes),
-        )
-        return _conclude(plan, folder)
+        return _conclude(_without_diverged(plan, diverged), folder)
+
+
+def _is_finished_run(folder: Path) -> bool:
+    return all((folder / file).is_file() for file in (RECIPE, PREDICTIONS, EVALUATION))
 
 
 def _plan(
@@ -184,6 +177,22 @@ def _resume(
     return folder, Plan.from_dict(read_json(folder / PLAN)["plan"])
 
 
+def _without_diverged(plan: Plan, diverged: dict[str, str]) -> Plan:
+    """Leave the models with a diverged training out of the plan, with a note; `diverged` has reasons by folder."""
+    failed = {job.model: f"{job.described}: {diverged[job.folder]}" for job in plan.jobs if job.folder in diverged}
+    if len(failed) == len(plan.models):
+        raise VitkitError("experiments.training-diverged", "; ".join(failed.values()))
+    notes = [f"{name} is left out of what follows: {reason}" for name, reason in failed.items()]
+    for note in notes:
+        log.info(note)
+    return replace(
+        plan,
+        models=tuple(name for name in plan.models if name not in failed),
+        jobs=tuple(job for job in plan.jobs if job.model not in failed),
+        notes=(*plan.notes, *notes),
+    )
+
+
 def _conclude(plan: Plan, folder: Path) -> Result:
     """Compare the models on the basis of their finished runs, and write the results into the folder."""
     from vitkit.experiments import comparison_figures as numbers
@@ -194,28 +203,35 @@ def _conclude(plan: Plan, folder: Path) -> Result:
     test_images = after_training(((job.model, folder / job.folder) for job in plan.jobs), plan.test_hash)
     test_images.check()
     by_fraction = [numbers.read_run_predictions(plan, folder, fraction, test_images) for fraction in plan.fractions]
-    predictions = by_fraction[-1]  # of the runs on the largest fraction
-    # `reversed`, so that the first run of a model is the one that remains in the dictionary
-    jobs = [job for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]]
-    costs = costs_of({job.model: folder / job.folder for job in jobs}, device)
-    families = [numbers.family_of(plan, each) for each in by_fraction]
+    families = [numbers.family_of(plan, predictions) for predictions in by_fraction]
+    run_of_model: dict[str, Path] = {}  # the first run of each model on the largest fraction
+    for job in plan.jobs:
+        if job.fraction == plan.fractions[-1]:
+            run_of_model.setdefault(job.model, folder / job.folder)
+    costs = costs_of(run_of_model, device)
     models = [numbers.model_figures(name, plan, folder, by_fraction, families, costs[name]) for name in plan.models]
-    pairs = [numbers.pair_figures(plan, *both) for both in zip(by_fraction, families, strict=True)]
+    pairs_by_fraction = [
+        numbers.pair_figures(plan, predictions, family)
+        for predictions, family in zip(by_fraction, families, strict=True)
+    ]
     figures = {
         "data": public_path(plan.arguments["data"]),
         "vitkit": vitkit.__version__,
-        **numbers.facts_of_test(plan, predictions, test_images),
+        **numbers.facts_of_test(plan, by_fraction[-1], test_images),
         "fractions": list(plan.fractions),
         "budget": plan.arguments["budget"],
         "models": models,
         "best": numbers.best_model(plan, families[-1]),
         "luck": numbers.seed_variation(plan, families[-1]),
-        "pairs": pairs[-1],
-        "pairs_by_fraction": list(itertools.chain.from_iterable(pairs)),
-        "findings": numbers.findings_of(models, predictions, test_images),
+        "pairs": pairs_by_fraction[-1],
+        "pairs_by_fraction": list(itertools.chain.from_iterable(pairs_by_fraction)),
+        "findings": numbers.findings_of(models, by_fraction[-1], test_images),
     }
-    runs = [{"model": model["name"], **run} for model in models for run in model["runs"]]
-    rows = [{key: "; ".join(run[key]) if key == "caveats" else run[key] for key in _TABLE_KEYS} for run in runs]
+    rows = []
+    for model in models:
+        for run in model["runs"]:
+            values = {**run, "model": model["name"], "caveats": "; ".join(run["caveats"])}
+            rows.append({key: values[key] for key in _TABLE_KEYS})
     write_text(folder / TABLE, csv_table(rows, end="\n"))
     write_comparison(folder / PAGE, figures, list(HEADINGS.values()), [cells(model) for model in models])
     write_json(folder / COMPARISON, figures)
@@ -226,34 +242,52 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
     from vitkit.reporting import pictures_of, verdict_of_comparison
     from vitkit.text import table
 
-    models, seed_effect = figures["models"], figures["luck"]
+    models, findings = figures["models"], figures["findings"]
+    by_name = {model["name"]: model for model in models}
+    best = by_name[figures["best"]["model"]]
+    summary = [figures["best"]["sentence"]]
+    if figures["luck"] is not None:
+        summary.append(figures["luck"]["sentence"])
     verdicts = [pair["verdict"] for pair in figures["pairs"]]
-    summary = [figures["best"]["sentence"], *([] if seed_effect is None else [seed_effect["sentence"]])]
-    rows = [row_of(model) for model in models]
+    verdict = verdict_of_comparison(figures, {name: name for name in by_name}).sentence
     images = images_in_words(figures["test_images"], figures["split"])
-    (best,) = (model for model in models if model["name"] == figures["best"]["model"])
+    counts = f"{plural(len(models), 'model', 'models')} on {figures['data']}"
+    about = f"{counts}: {images}, {plural(len(figures['seeds']), 'seed', 'seeds')}"
     caveats = f" ({'; '.join(best['caveats'])})" if best["caveats"] else ""
-    counted, seeds = plural(len(models), "model", "models"), plural(len(figures["seeds"]), "seed", "seeds")
-    about = f"{counted} on {figures['data']}: {images}, {seeds}"
-    shown = [list(HEADINGS.values()), *map(cells, models)]
-    verdict = verdict_of_comparison(figures, {model["name"]: model["name"] for model in models}).sentence
-    last = f"{summary[0]}, on {images}{caveats}; page: {folder / PAGE}"
-    facts = {"folder": folder, "figures": figures, "models": models, "pairs": figures["pairs"]}
-    run = shlex.quote(str(folder / best["runs"][-1]["folder"]))
+    headings, rows = list(HEADINGS.values()), [cells(model) for model in models]
+    page = folder / PAGE
+    run = folder / best["runs"][-1]["folder"]
 
     def html() -> str:
-        body = [[escape(cell) for cell in cells(model)] for model in models]
-        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in [*summary, *verdicts, *figures["findings"]])
-        return f"<p>{escape(verdict)}. {escape(about)}</p>{table(body, list(HEADINGS.values()))}{paragraphs}"
+        body = [[escape(cell) for cell in row] for row in rows]
+        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in [*summary, *verdicts, *findings])
+        return f"<p>{escape(verdict)}. {escape(about)}</p>{table(body, headings)}{paragraphs}"
 
     return Result(
         "compare",
-        [about, *aligned(shown), "", *summary[1:], *verdicts, *figures["findings"], f"{verdict}.", last],
-        facts | {"report": folder / PAGE, "verdicts": verdicts, "summary": summary},
+        [
+            about,
+            *aligned([headings, *rows]),
+            "",
+            *summary[1:],
+            *verdicts,
+            *findings,
+            f"{verdict}.",
+            f"{summary[0]}, on {images}{caveats}; page: {page}",
+        ],
+        {
+            "folder": folder,
+            "figures": figures,
+            "models": models,
+            "pairs": figures["pairs"],
+            "report": page,
+            "verdicts": verdicts,
+            "summary": summary,
+        },
         json=figures,
-        rows=rows,
+        rows=[row_of(model) for model in models],
         pictures=pictures_of(models),
         html=html,
         summary=f"{verdict}. {about}",
-        next_step=f"open {shlex.quote(str(folder / PAGE))}, or vitkit predict {run} PHOTOS",
+        next_step=f"open {shlex.quote(str(page))}, or vitkit predict {shlex.quote(str(run))} PHOTOS",
     )

@@ -75,28 +75,29 @@ def read_run_predictions(plan: Plan, out: Path, fraction: float, test_images: Co
     It is an error if the runs predicted different images.
     """
     is_correct: CorrectByRun = {}
-    of_first_run: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # paths and labels
-    for job in (job for job in plan.jobs if job.fraction == fraction):
+    images: list[tuple[str, str]] = []  # the path and label of each image, the same for all runs
+    for job in plan.jobs:
+        if job.fraction != fraction:
+            continue
         rows = sorted(read_predictions(out / job.folder / PREDICTIONS))
-        paths, labels = tuple(path for path, _, _ in rows), tuple(label for _, label, _ in rows)
-        if of_first_run not in (None, (paths, labels)):
+        images_of_run = [(path, label) for path, label, _ in rows]
+        if is_correct and images_of_run != images:
             raise VitkitError(
                 "experiments.test-images-differ",
                 f"{out / job.folder} predicted other images than the runs before it: restore images that were moved or "
                 "changed, delete this folder, and continue with --resume",
             )
-        of_first_run = (paths, labels)
+        images = images_of_run
         is_correct[job.model, job.seed] = np.array([label == predicted for _, label, predicted in rows])
-    assert of_first_run is not None
-    paths, labels = of_first_run
-    kept = [i for i, path in enumerate(paths) if path not in test_images.left_out]
-    paths, labels = tuple(paths[i] for i in kept), tuple(labels[i] for i in kept)
+    remaining = [i for i, (path, _) in enumerate(images) if path not in test_images.left_out]
+    is_correct = {run: values[remaining] for run, values in is_correct.items()}
+    paths = tuple(images[i][0] for i in remaining)
+    labels = tuple(images[i][1] for i in remaining)
     groups = groups_from_file(out / plan.jobs[0].folder / GROUPS)
     # An image without a group is a group of its own.
     group_of = np.array([groups.get(path, len(groups) + i) for i, path in enumerate(paths)])
     has_groups = len(set(group_of.tolist())) < len(group_of)
     units = Units.of(len(group_of), group_of if has_groups else None)
-    is_correct = {run: values[kept] for run, values in is_correct.items()}
     return RunPredictions(fraction, paths, labels, is_correct, units, test_images.split)
 
 
@@ -116,15 +117,18 @@ def run_figures(job: ComparisonJob, out: Path, gmacs: float | None, predictions:
     from the evaluation at the end of the run. They are None if this evaluation used another number of images.
     """
     folder = out / job.folder
-    figures = read_figures(folder / EVALUATION)
-    headline = headline_of(figures)
-    counted = figures if headline.images == len(predictions.paths) else {}
+    evaluation = read_figures(folder / EVALUATION)
+    headline = headline_of(evaluation)
+    has_same_images = headline.images == len(predictions.paths)
     rows = read_metrics(folder / METRICS)
     seconds = rows[-1].get("seconds") if rows else None
     epochs = int(rows[-1]["epoch"]) + 1 if rows else None
+    speed = epochs * job.images / seconds if epochs and seconds else None
     method = job.fields["method"]
     views = 1 if method == "probe" else epochs  # of each image; the cost of additional augmented views is not counted
-    flops = None if gmacs is None or views is None else 2e9 * gmacs * passes_of(method) * job.images * views
+    flops = None
+    if gmacs is not None and views is not None:
+        flops = 2e9 * gmacs * passes_of(method) * job.images * views
     return {
         "seed": job.seed,
         "fraction": job.fraction,
@@ -133,12 +137,12 @@ def run_figures(job: ComparisonJob, out: Path, gmacs: float | None, predictions:
         "split": predictions.split,
         "images": len(predictions.paths),
         "accuracy": float(predictions.is_correct[job.model, job.seed].mean()),
-        "loss": counted.get("loss"),
-        "ece": counted.get("ece"),
+        "loss": evaluation.get("loss") if has_same_images else None,
+        "ece": evaluation.get("ece") if has_same_images else None,
         "caveats": [caveat.text for caveat in headline.caveats if caveat.kind != "seen"],
         "epochs": epochs,
         "seconds": seconds,
-        "train_images_per_s": epochs * job.images / seconds if epochs and seconds else None,
+        "train_images_per_s": speed,
         "training_flops": flops,
         "curve": [[int(row["epoch"]) + 1, row["val_acc"]] for row in rows if "val_acc" in row],
     }
@@ -161,16 +165,13 @@ def model_figures(
     index = plan.models.index(name)
     predictions = {each.fraction: each for each in by_fraction}
     runs = [run_figures(job, out, costs["gmacs"], predictions[job.fraction]) for job in plan.jobs if job.model == name]
-    last = [run for run in runs if run["fraction"] == plan.fractions[-1]]  # on the largest fraction
+    runs_on_most_data = [run for run in runs if run["fraction"] == plan.fractions[-1]]
     figures: dict[str, Any] = {"name": name}
     for key in ("accuracy", "loss", "ece"):
-        values = [run[key] for run in last]
+        values = [run[key] for run in runs_on_most_data]
         figures[key] = None if None in values else statistics.mean(values)
-    figures["interval"] = list(families[-1].interval(index))
-    figures |= costs
-    speeds = [run["train_images_per_s"] for run in last if run["train_images_per_s"] is not None]
-    figures["train_images_per_s"] = statistics.median(speeds) if speeds else None
-    figures["by_fraction"] = [
+    speeds = [run["train_images_per_s"] for run in runs_on_most_data if run["train_images_per_s"] is not None]
+    accuracies = [
         {
             "fraction": each.fraction,
             "accuracy": float(family.accuracy[index]),
@@ -178,8 +179,15 @@ def model_figures(
         }
         for each, family in zip(by_fraction, families, strict=True)
     ]
-    caveats = list(dict.fromkeys(text for run in runs for text in run["caveats"]))
-    return {**figures, "caveats": caveats, "runs": runs}
+    return {
+        **figures,
+        "interval": list(families[-1].interval(index)),
+        **costs,
+        "train_images_per_s": statistics.median(speeds) if speeds else None,
+        "by_fraction": accuracies,
+        "caveats": list(dict.fromkeys(text for run in runs for text in run["caveats"])),
+        "runs": runs,
+    }
 
 
 # --- Each pair of models ----------------------------------------------------------------------------------
@@ -192,14 +200,21 @@ def pair_figures(plan: Plan, predictions: RunPredictions, family: Family) -> lis
     rows = []
     for (i, j), recipe, trained in zip(compared, recipes, trained_models, strict=True):
         a, b = plan.models[i], plan.models[j]
-        row = {"a": a, "b": b, "fraction": predictions.fraction, "difference": recipe.mean, **recipe.to_dict()}
-        row["trained"] = trained.to_dict()
-        row["better"] = {
-            "recipe": recipe.better(a, b) if family.seeds > 1 else None,
-            "trained": trained.better(a, b),
-        }
-        row["verdict"] = verdict(a, b, recipe, trained, family.seeds, predictions.described, len(compared))
-        rows.append(row)
+        rows.append(
+            {
+                "a": a,
+                "b": b,
+                "fraction": predictions.fraction,
+                "difference": recipe.mean,
+                **recipe.to_dict(),
+                "trained": trained.to_dict(),
+                "better": {
+                    "recipe": recipe.better(a, b) if family.seeds > 1 else None,
+                    "trained": trained.better(a, b),
+                },
+                "verdict": verdict(a, b, recipe, trained, family.seeds, predictions.described, len(compared)),
+            }
+        )
     return rows
 
 
@@ -214,26 +229,28 @@ def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int,
         better = f"{b} is better than {a} here"
         recipe, trained = recipe.reversed(), trained.reversed()
     can_decide = recipe.needed < 1  # no difference exceeds 1, which is 100 points
-    one_seed = "" if seeds > 1 else "; one seed: this applies to these trained models, not to other trainings"
+    only_these = "" if seeds > 1 else "; one seed: this applies to these trained models, not to other trainings"
     if seeds > 1 and recipe.is_distinguished:
         return f"{better}, also with other seeds: {_gain(recipe)}"
-    if seeds > 1 and trained.is_distinguished:
-        rest = f"for other seeds this is undecided: with {seeds} seeds it requires {100 * recipe.needed:.1f} points"
-        if not can_decide:
-            rest = "their seeds differ too much to conclude this for other trainings: use more --seeds"
-        return f"{better}, as trained: {_gain(trained)}; {rest}"
     if trained.is_distinguished:
-        return f"{better}, as trained: {_gain(trained)}{one_seed}"
+        limits = only_these
+        if seeds > 1 and can_decide:
+            points = f"{100 * recipe.needed:.1f} points"
+            limits = f"; for other seeds this is undecided: with {seeds} seeds it requires {points}"
+        elif seeds > 1:
+            limits = "; their seeds differ too much to conclude this for other trainings: use more --seeds"
+        return f"{better}, as trained: {_gain(trained)}{limits}"
     if trained.needed < 1 and not can_decide:
         return f"{a} and {b} cannot be distinguished: their {seeds} seeds differ too much; use more --seeds"
-    *conditions, last = [
-        images,
-        *([f"{seeds} seeds"] if seeds > 1 else []),
-        *([f"{pairs} pairs compared"] if pairs > 1 else []),
-    ]
-    given = f"{', '.join(conditions)} and {last}" if conditions else last
+    given = [images]
+    if seeds > 1:
+        given.append(f"{seeds} seeds")
+    if pairs > 1:
+        given.append(f"{pairs} pairs compared")
+    *first, last = given
+    conditions = f"{', '.join(first)} and {last}" if first else last
     needed = f": they would have to differ by {100 * recipe.needed:.1f} points" if can_decide else ""
-    return f"{a} and {b} cannot be distinguished with {given}{needed}{one_seed}"
+    return f"{a} and {b} cannot be distinguished with {conditions}{needed}{only_these}"
 
 
 def _gain(difference: Difference) -> str:
@@ -252,13 +269,13 @@ def best_model(plan: Plan, family: Family) -> dict[str, Any]:
     winner = family.winner()
     name = plan.models[winner.index]
     bounds = f"(95 %: {interval_text([100 * end for end in winner.interval], 1)})"
-    shown = f"{name} is the best here: {100 * winner.measured:.1f} %"
+    text = f"{name} is the best here: {100 * winner.measured:.1f} %"
     if family.models > 1:
-        shown += f" measured, {100 * winner.corrected:.1f} % expected {bounds} after correction for its selection"
-        shown += f" as the best of {family.models}"
+        text += f" measured, {100 * winner.corrected:.1f} % expected {bounds} after correction for its selection"
+        text += f" as the best of {family.models}"
     else:
-        shown += f" {bounds}"
-    return {**winner.to_dict(name, family.models), "sentence": shown}
+        text += f" {bounds}"
+    return {**winner.to_dict(name, family.models), "sentence": text}
 
 
 def seed_variation(plan: Plan, family: Family) -> dict[str, Any] | None:
@@ -267,13 +284,13 @@ def seed_variation(plan: Plan, family: Family) -> dict[str, Any] | None:
         return None
     variances = np.maximum(family.seed_variance - family.chance_variance, 0.0)  # (M,)
     trainings = family.models * family.seeds
-    shown = f"the seed changes the accuracy by {100 * float(variances.mean()) ** 0.5:.1f} points (standard deviation)"
+    text = f"the seed changes the accuracy by {100 * float(variances.mean()) ** 0.5:.1f} points (standard deviation)"
     if family.models > 1:
-        shown += f", estimated from all {trainings} trainings"
+        text += f", estimated from all {trainings} trainings"
     return {
-        "by_model": {name: float(own) ** 0.5 for name, own in zip(plan.models, variances, strict=True)},
+        "by_model": {name: float(variance) ** 0.5 for name, variance in zip(plan.models, variances, strict=True)},
         "trainings": trainings,
-        "sentence": shown,
+        "sentence": text,
     }
 
 

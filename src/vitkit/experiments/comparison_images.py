@@ -113,15 +113,18 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> ComparisonIma
 
     The images are split in the same way for all models.
     """
-    seen, split, held_out = {}, "all", 0
+    seen: dict[str, frozenset[str]] = {}
+    split, held_out = "all", 0
     for model, start in entries:
         table = start.images.table
         split = held_out_split(table)
-        roles = roles_after_training(table, start.images.groups, start.overlap)
-        tested = [i for i, name in enumerate(table.splits) if split in ("all", name)]
+        tested = _indices_of(split, table)
         held_out = len(tested)
-        seen[model] = frozenset(seen_to_exclude({table.paths[i]: roles[i] for i in tested}, split))
-    return ComparisonImages(split, held_out, {model: paths for model, paths in seen.items() if paths})
+        roles = roles_after_training(table, start.images.groups, start.overlap)
+        seen_by_model = seen_to_exclude({table.paths[i]: roles[i] for i in tested}, split)
+        if seen_by_model:
+            seen[model] = frozenset(seen_by_model)
+    return ComparisonImages(split, held_out, seen)
 
 
 def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> ComparisonImages:
@@ -136,27 +139,32 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> Comparis
     for model, folder in runs:
         table, contents = split_from_file(folder / SPLIT), read_contents(folder / SPLIT)
         split = held_out_split(table)
-        tested = [i for i, name in enumerate(table.splits) if split in ("all", name)]
+        tested = _indices_of(split, table)
         if _hash_of((table.name_of(i), contents.get(table.paths[i], "")) for i in tested) != test_hash:
             raise VitkitError(
                 "experiments.test-images-differ",
                 f"{folder} was tested on other images than the comparison started with: start a new one",
             )
         held_out = len(tested)
-        if (record := read_optional(folder, RECORD, read_description(folder))) is not None:
+        record = read_optional(folder, RECORD, read_description(folder))
+        if record is not None:
             roles = PictureRecord.from_bytes(record, folder).roles_of(contents)
             seen_by_run = seen_to_exclude({table.paths[i]: roles.get(table.paths[i]) for i in tested}, split)
-            seen[model] = seen.get(model, frozenset()) | frozenset(seen_by_run)
+            if seen_by_run:
+                seen[model] = seen.get(model, frozenset()) | frozenset(seen_by_run)
         recipe = load_run_recipe(folder / RECIPE)
         chosen |= dict.fromkeys(chosen_on(split, recipe.to_dict(), table.task))
-    return ComparisonImages(split, held_out, {model: paths for model, paths in seen.items() if paths}, tuple(chosen))
+    return ComparisonImages(split, held_out, seen, tuple(chosen))
+
+
+def _indices_of(split: str, table: ImageTable) -> list[int]:
+    return [i for i, name in enumerate(table.splits) if split in ("all", name)]
 
 
 def hash_of_images(images: SplitImages, split: str) -> str:
     """Hash the contents and classes of a split's images, independently of their paths."""
     table, contents = images.images.table, images.images.contents
-    chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]
-    return _hash_of((table.name_of(i), contents[table.paths[i]]) for i in chosen)
+    return _hash_of((table.name_of(i), contents[table.paths[i]]) for i in _indices_of(split, table))
 
 
 def _hash_of(rows: Iterable[tuple[str, str]]) -> str:
@@ -228,17 +236,17 @@ def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
     run_images = RunImages(diagnosis.table, diagnosis.facts, diagnosis.twins)
     split_images = assign_splits(run_images, recipe, ancestry_of(recipe, classifier.pictures, None))
     test_images = before_training([(public_path(model), split_images)])
-    left_out = test_images.left_out if test_images.remaining else ()
-    images = split_images.images.take(
-        [i for i, path in enumerate(split_images.images.table.paths) if path not in left_out]
-    )
-    held_out = held_out_split(images.table)
-    tested = [i for i, name in enumerate(images.table.splits) if name == held_out]
+    left_out = test_images.left_out if test_images.remaining else frozenset()
+    table = split_images.images.table
+    images = split_images.images.take([i for i, path in enumerate(table.paths) if path not in left_out])
+    tested = _indices_of(held_out_split(images.table), images.table)
     units = Units.of(len(tested), np.array(images.groups)[tested])
-    problems = [finding for finding in diagnosis.findings if finding.severity == "problem"]
     findings = [
         *test_images.findings(),
-        *map(str, [*ancestry_findings(split_images, recipe), *split_images.findings, *problems]),
+        *map(str, ancestry_findings(split_images, recipe)),
+        *map(str, split_images.findings),
+        *(str(finding) for finding in diagnosis.findings if finding.severity == "problem"),
     ]
-    findings += [] if classifier.report is None else classifier.report.caveats(has_new_head=True)
+    if classifier.report is not None:
+        findings += classifier.report.caveats(has_new_head=True)
     return Subject(classifier, images.table, test_images, units, range(seed, seed + seeds), findings)

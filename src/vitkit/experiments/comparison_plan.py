@@ -136,12 +136,16 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
                 "other weights",
             )
         entries.append(_Candidate(label, request.set_fields(), unused, start, part, test_hash))
-    first, label_of = entries[0], dict[str, str]()  # by complete recipe
+    first = entries[0]
+    label_of_recipe: dict[str, str] = {}
     for entry in entries:
-        if (other := label_of.setdefault(replace(entry.start.recipe, seed=0).to_toml(), entry.label)) != entry.label:
+        recipe_text = replace(entry.start.recipe, seed=0).to_toml()
+        if recipe_text in label_of_recipe:
             raise VitkitError(
-                "experiments.model-twice", f"{other} and {entry.label} are the same configuration: leave one out"
+                "experiments.model-twice",
+                f"{label_of_recipe[recipe_text]} and {entry.label} are the same configuration: leave one out",
             )
+        label_of_recipe[recipe_text] = entry.label
     for field in fields:
         if all(field in entry.unused for entry in entries):
             raise VitkitError("experiments.argument-unused", f"{field} {first.unused[field]}: leave it out")
@@ -155,7 +159,8 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     test_images = before_training((entry.label, entry.split_images) for entry in entries)
     test_images.check()
     notes += test_images.findings()
-    seeds = tuple(first.start.recipe.seed + k for k in range(int(arguments["seeds"])))
+    first_seed = first.start.recipe.seed
+    seeds = tuple(range(first_seed, first_seed + int(arguments["seeds"])))
     with prefix_errors(f"--fractions {fractions[0]:g}"):  # the smallest fraction must contain an image of each class
         limit_training(first.split_images.images.table, max(round(fractions[0] * first.images), 1), seeds[0])
     jobs, notes_on_jobs = _jobs(entries, fractions, seeds, max_flops)
@@ -165,7 +170,13 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             "one seed: intervals and verdicts include the choice of images, but not the variation between trainings"
         )
     return Plan(
-        dict(arguments), tuple(entry.label for entry in entries), seeds, fractions, jobs, first.test_hash, tuple(notes)
+        arguments=dict(arguments),
+        models=tuple(entry.label for entry in entries),
+        seeds=seeds,
+        fractions=fractions,
+        jobs=jobs,
+        test_hash=first.test_hash,
+        notes=tuple(notes),
     )
 
 
@@ -187,25 +198,28 @@ class _Candidate:
 
 def _label_and_request(name: str, arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[str, Recipe]:
     """Return the label of a requested model (NAME, NAME@WEIGHTS or RECIPE.toml) and the requested recipe."""
-    is_file = name.endswith(".toml")
-    if is_file and arguments["recipe"] is not None:
-        raise VitkitError(
-            "experiments.recipe-twice", f"{name} is a recipe itself: leave out --recipe {arguments['recipe']}"
-        )
-    model, at, weights = ("", "", "") if is_file else name.partition("@")
-    if at and not weights:  # NAME@
-        raise VitkitError("experiments.models-invalid", f"{name}: @ must be followed by weights, or by the word none")
-    fields_of_run = {
-        **fields,
-        "data": arguments["data"],
-        **({"model": model} if model else {}),
-        **({"weights": weights} if at else {}),
-    }
-    request = requested(recipe_of(name if is_file else arguments["recipe"], fields_of_run))
-    if not model and not is_file:  # @WEIGHTS: the weights determine the model, whatever the recipe names
+    chosen: dict[str, str] = {}
+    if name.endswith(".toml"):
+        source, label = name, Path(name).stem
+        if arguments["recipe"] is not None:
+            raise VitkitError(
+                "experiments.recipe-twice", f"{name} is a recipe itself: leave out --recipe {arguments['recipe']}"
+            )
+    else:
+        source = arguments["recipe"]
+        label, at, weights = name.partition("@")
+        if label:
+            chosen["model"] = label
+        if at:
+            if not weights:
+                message = f"{name}: @ must be followed by weights, or by the word none"
+                raise VitkitError("experiments.models-invalid", message)
+            chosen["weights"] = weights
+            label += f"@{public_path(weights)}"
+    request = requested(recipe_of(source, {**fields, "data": arguments["data"], **chosen}))
+    if chosen.keys() == {"weights"}:  # @WEIGHTS: the weights determine the model, whatever the recipe names
         request = request.without(["model"])
     refuse_divided(request.set_fields())
-    label = Path(name).stem if is_file else f"{model}{at}{public_path(weights) if weights else ''}"
     # The seed of the split stays the same when `seed` varies between the trainings.
     return label, request.replace(split_seed=request.seed_of_split)
 
@@ -217,28 +231,28 @@ def _jobs(
     from vitkit.profiling import describe
 
     jobs, notes = [], []
-    flops_of_image = [  # a multiply-accumulate counts as two
-        passes_of(entry.start.recipe.method) * (2e9 * describe(entry.start.config).gmacs) for entry in entries
-    ]
-    for fraction, (i, entry) in itertools.product(fractions, enumerate(entries)):
-        name = f"{i + 1}-{re.sub(r'[^A-Za-z0-9._-]+', '-', entry.label)}"
-        images, recipe = max(round(fraction * entry.images), 1), entry.start.recipe
-        fields = {field: entry.fields[field] for field in entry.fields if field not in entry.unused}
-        fields["method"] = recipe.method  # chosen for all data, used for every fraction
+    flops_of_image = {  # in training; a multiply-accumulate counts as two
+        entry.label: passes_of(entry.start.recipe.method) * (2e9 * describe(entry.start.config).gmacs)
+        for entry in entries
+    }
+    for fraction, (number, entry) in itertools.product(fractions, enumerate(entries, start=1)):
+        images = max(round(fraction * entry.images), 1)
+        method = entry.start.recipe.method  # chosen for all data, used for every fraction
+        fields = {field: value for field, value in entry.fields.items() if field not in entry.unused}
+        fields["method"] = method
         if images < entry.images:
             fields["max_images"] = images
         if max_flops is not None:
-            epoch_flops = flops_of_image[i] * images
-            if recipe.method == "probe":
-                note = "its features are computed only once, which uses less than the budget"
-            else:
-                fields["epochs"] = count = max(int(max_flops // epoch_flops), 1)
-                epochs = f"{count} epochs of {images} images are" if count > 1 else f"1 epoch of {images} images is"
-                over = ""
+            note = "its features are computed only once, which uses less than the budget"
+            if method != "probe":
+                epoch_flops = flops_of_image[entry.label] * images
+                fields["epochs"] = epochs = max(int(max_flops // epoch_flops), 1)
+                counted = f"{epochs} epochs of {images} images are" if epochs > 1 else f"1 epoch of {images} images is"
+                note = f"{counted} {epochs * epoch_flops:.3g} FLOPs"
                 if epoch_flops > max_flops:
-                    over = f", which exceeds the budget of {max_flops:.3g} but is the minimum"
-                note = f"{epochs} {count * epoch_flops:.3g} FLOPs{over}"
+                    note += f", which exceeds the budget of {max_flops:.3g} but is the minimum"
             notes.append(f"{entry.label}: {note}")
+        name = f"{number}-{re.sub(r'[^A-Za-z0-9._-]+', '-', entry.label)}"
         for seed in seeds:
             folder = f"runs/{fit_name(name, f'-{fraction:g}-seed{seed}')}"
             jobs.append(ComparisonJob(entry.label, seed, fraction, images, {**fields, "seed": seed}, folder))

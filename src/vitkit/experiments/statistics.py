@@ -226,18 +226,20 @@ class Family:
         The contribution of the seeds is scaled to each end of the interval (`_scale`), but is never smaller than at the
         measured accuracy, because a training that is mostly right can have more bad luck than good luck.
         """
-        values, scale = self._image_accuracy[model], float(self._scale(self.accuracy[model]))
-        both, images = (
-            float(np.quantile(np.abs(errors[:, model]), 1 - LEVEL))
-            for errors in (self._recipe_errors, self._image_errors)
-        )
-        seed_share = max((both / images) ** 2 - 1, 0.0)  # the variance from the seeds, relative to that from the images
-        ends = (float(self.accuracy[model]),) * 2
+        values, accuracy = self._image_accuracy[model], float(self.accuracy[model])
+        both = float(np.quantile(np.abs(self._recipe_errors[:, model]), 1 - LEVEL))
+        from_images = float(np.quantile(np.abs(self._image_errors[:, model]), 1 - LEVEL))
+        seed_share = max((both / from_images) ** 2 - 1, 0.0)  # the variance from the seeds, relative to that of images
+        scale = float(self._scale(accuracy))
+
+        def interval_scaled_at(end: float) -> Interval:
+            factor = 1 + seed_share * max(float(self._scale(end)) / scale, 1.0)
+            return mean_interval(values, 1.0, self.units, factor=factor)
+
+        low = high = accuracy
         for _ in range(8 if seed_share else 1):  # each end changes its factor; eight steps are enough to converge
-            factors = [1 + seed_share * max(float(self._scale(end)) / scale, 1.0) for end in ends]
-            (low, _), (_, high) = (mean_interval(values, 1.0, self.units, factor=factor) for factor in factors)
-            ends = (low, high)
-        return ends
+            low, high = interval_scaled_at(low)[0], interval_scaled_at(high)[1]
+        return low, high
 
     def winner(self) -> Winner:
         """Return the best model, with its accuracy corrected for the selection.

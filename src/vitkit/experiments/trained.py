@@ -54,13 +54,13 @@ class _Run:
     @classmethod
     def read(cls, name: str, folder: Path) -> _Run:
         """Read a run. Images that its weights had seen are left out."""
-        figures, table = read_figures(folder / EVALUATION), split_from_file(folder / SPLIT)
-        digests, seen = read_contents(folder / SPLIT), set((figures.get("seen") or {"paths": ()})["paths"])
-        answers = {
-            path: _Answer(label, predicted, digests.get(path) or str(table.root / path))
-            for path, label, predicted in read_predictions(folder / PREDICTIONS)
-            if path not in seen
-        }
+        figures = read_figures(folder / EVALUATION)
+        seen = set(figures["seen"]["paths"]) if figures.get("seen") else set()
+        table, digests = split_from_file(folder / SPLIT), read_contents(folder / SPLIT)
+        answers = {}
+        for path, label, predicted in read_predictions(folder / PREDICTIONS):
+            if path not in seen:
+                answers[path] = _Answer(label, predicted, digests.get(path) or str(table.root / path))
         headline = headline_of(figures)
         caveats = tuple((caveat.kind, caveat.text) for caveat in headline.caveats)
         return cls(name, folder, table, digests, answers, caveats, headline.split)
@@ -81,7 +81,7 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
     first_name = names[0]
     if len(set(names)) < len(names):
         names = [public_path(str(folder)) for folder in folders]
-    runs = [_Run.read(*named) for named in zip(names, folders, strict=True)]
+    runs = [_Run.read(name, folder) for name, folder in zip(names, folders, strict=True)]
     paths = _common_images(runs)
     with ExitStack() as locks:
         folder = new_run_folder(f"compare-{first_name}", locks) if out is None else FOLDER.reserve(out, locks)
@@ -96,14 +96,17 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
         write_text(folder / TABLE, csv_table([row_of(model, _COLUMNS) for model in models], end="\n"))
         pictures = list(_pictures(runs, differing[:_MAX_SHOWN]))
         write_trained_comparison(folder / PAGE, figures, titles, rows, sentences, pictures)
-    verdict = verdict_of_comparison(figures, dict(zip(names, names, strict=True))).sentence
+    verdict = verdict_of_comparison(figures, {name: name for name in names}).sentence
     notes = [*figures["findings"], *figures["notes"]]
     best = shlex.quote(str(folders[names.index(figures["best"]["model"])]))
     return Result(
         "compare",
         [
             *aligned([titles, *rows]),
-            *("", *sentences, *notes, f"{verdict}."),
+            "",
+            *sentences,
+            *notes,
+            f"{verdict}.",
             f"all tested on the same {len(paths)} {figures['split']} images; page: {folder / PAGE}",
         ],
         {
@@ -146,27 +149,45 @@ def _figures(
     """Return the content of comparison.json; `correct` is whether each run classifies each image correctly, (R, n)."""
     names = [run.name for run in runs]
     family = Family(correct[:, None], Units.of(len(paths), _groups(runs, paths)))
-    indices, pairs = list(itertools.combinations(range(len(runs)), 2)), []
-    for (a, b), difference in zip(indices, family.differences(indices, include_seeds=False), strict=True):
-        only = [int((correct[i] & ~correct[j]).sum()) for i, j in ((a, b), (b, a))]
-        about = {"a": names[a], "b": names[b], "difference": difference.mean, "only": only}
-        better = {"recipe": None, "trained": difference.better(names[a], names[b])}
-        pairs.append({**about, **difference.to_dict(), "better": better})
     winner = family.winner()
-    classes, labels = [], np.array([runs[0].answers[path].label for path in paths])
+
+    pairs = []
+    indices = list(itertools.combinations(range(len(runs)), 2))
+    for (i, j), difference in zip(indices, family.differences(indices, include_seeds=False), strict=True):
+        a, b = names[i], names[j]
+        pairs.append(
+            {
+                "a": a,
+                "b": b,
+                "difference": difference.mean,
+                # The number of images that only the first run, or only the second, classifies correctly.
+                "only": [int((correct[i] & ~correct[j]).sum()), int((correct[j] & ~correct[i]).sum())],
+                **difference.to_dict(),
+                "better": {"recipe": None, "trained": difference.better(a, b)},
+            }
+        )
+
+    classes = []
+    labels = np.array([runs[0].answers[path].label for path in paths])
     for name in np.unique(labels):
-        is_own = labels == name
-        right = correct[:, is_own].sum(axis=1).tolist()
-        classes.append({"class": str(name), "images": int(is_own.sum()), "right": right})
-    texts = []
-    for kind, text in dict.fromkeys(caveat for run in runs for caveat in run.caveats if caveat[0] in _GENERAL):
-        whose = [run.name for run in runs if (kind, text) in run.caveats]
-        texts.append((kind, text if len(whose) == len(runs) else f"{', '.join(whose)}: {text}"))
-    left_out = []
+        is_of_class = labels == name
+        right = correct[:, is_of_class].sum(axis=1).tolist()
+        classes.append({"class": str(name), "images": int(is_of_class.sum()), "right": right})
+
+    findings, notes = [], []
+    for caveat in dict.fromkeys(caveat for run in runs for caveat in run.caveats):
+        kind, text = caveat
+        if kind not in _GENERAL:
+            continue
+        affected = [run.name for run in runs if caveat in run.caveats]
+        if len(affected) < len(runs):
+            text = f"{', '.join(affected)}: {text}"
+        (findings if kind in _SERIOUS else notes).append(text)
     for run in runs:
-        if (others := len(run.answers) - len(paths)) > 0:
+        others = len(run.answers) - len(paths)
+        if others > 0:
             images = plural(others, "other image", "other images")
-            left_out.append(f"{run.name} was also tested on {images}, left out here")
+            notes.append(f"{run.name} was also tested on {images}, left out here")
     return {
         "test_images": len(paths),
         "split": runs[0].split if len({run.split for run in runs}) == 1 else "held-out",
@@ -177,8 +198,8 @@ def _figures(
             for i, (name, accuracy) in enumerate(zip(names, family.accuracy, strict=True))
         ],
         "pairs": pairs,
-        "findings": [text for kind, text in texts if kind in _SERIOUS],
-        "notes": [*(text for kind, text in texts if kind not in _SERIOUS), *left_out],
+        "findings": findings,
+        "notes": notes,
         "classes": classes,
     }
 
@@ -187,10 +208,11 @@ def _groups(runs: Sequence[_Run], paths: Sequence[str]) -> npt.NDArray[np.int64]
     """Number the images so that those that any run knows to be copies, or of one scene, have the same number, (n,)."""
     joined = DisjointSet(range(len(paths)))
     for run in runs:
-        groups, first = groups_from_file(run.folder / GROUPS), dict[int, int]()
+        groups = groups_from_file(run.folder / GROUPS)
+        first_of_group: dict[int, int] = {}
         for i, path in enumerate(paths):
             if path in groups:
-                joined.merge(i, first.setdefault(groups[path], i))
+                joined.merge(i, first_of_group.setdefault(groups[path], i))
     return np.array([joined[i] for i in range(len(paths))])
 
 
@@ -206,8 +228,8 @@ def _sentence_of_pair(pair: dict[str, Any]) -> str:
 def _pictures(runs: Sequence[_Run], paths: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
     """Yield the file of each unchanged image, with its label and what each run predicted."""
     table = runs[0].table
-    file_of = {path: table.file(i) for i, path in enumerate(table.paths)}
+    files = {path: table.file(i) for i, path in enumerate(table.paths)}
     for path in paths:
-        if path in file_of and is_unchanged(file_of[path], runs[0].digests.get(path)):
-            predicted = (f"{run.name}: {run.answers[path].predicted}" for run in runs)
-            yield file_of[path], [f"your label: {runs[0].answers[path].label}", *predicted, path]
+        if path in files and is_unchanged(files[path], runs[0].digests.get(path)):
+            predicted = [f"{run.name}: {run.answers[path].predicted}" for run in runs]
+            yield files[path], [f"your label: {runs[0].answers[path].label}", *predicted, path]

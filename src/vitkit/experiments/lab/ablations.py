@@ -396,8 +396,8 @@ def measure_few_shot(subject: Subject) -> Measured:
     train, test = table.of_split("train"), table.of_split(subject.held_out)
     x = head_features(subject.classifier, train.files(), "training images")
     x_test = head_features(subject.classifier, test.files(), f"{subject.held_out} images")
-    known, true = np.array(train.labels), np.array(test.labels)
-    counts = np.bincount(known, minlength=len(table.classes))
+    labels, test_labels = np.array(train.labels), np.array(test.labels)
+    counts = np.bincount(labels, minlength=len(table.classes))
     max_shots = int(counts.min())
     if max_shots == 0:
         name = table.classes[int(counts.argmin())]
@@ -407,22 +407,31 @@ def measure_few_shot(subject: Subject) -> Measured:
         )
     rows: list[list[str]] = []
     numbers: list[dict[str, Any]] = []
-    for shots in [number for number in SHOTS if number <= max_shots]:
+    for shots in SHOTS:
+        if shots > max_shots:
+            break
         is_correct = []
         for seed in subject.seeds:
-            chosen = draw_images(known, shots, seed)
-            is_correct.append(fit_and_predict(x[chosen], known[chosen], x_test, len(table.classes)) == true)
+            chosen = draw_images(labels, shots, seed)
+            predicted = fit_and_predict(x[chosen], labels[chosen], x_test, len(table.classes))
+            is_correct.append(predicted == test_labels)
         correct = np.array(is_correct)  # (S, n)
-        accuracy, by_seed = float(correct.mean()), [float(part) for part in correct.mean(axis=1)]
-        interval = [float(end) for end in Family(correct[None], subject.units).interval(0)]
-        ranges = [f"{100 * low:.1f} to {100 * high:.1f}" for low, high in (interval, (min(by_seed), max(by_seed)))]
-        rows.append([str(shots), f"{100 * accuracy:.1f} %", *ranges])
-        numbers.append({"shots": shots, "accuracy": accuracy, "interval": interval, "by_seed": by_seed})
+        accuracy, by_seed = float(correct.mean()), correct.mean(axis=1).tolist()
+        low, high = map(float, Family(correct[None], subject.units).interval(0))
+        rows.append(
+            [
+                str(shots),
+                f"{100 * accuracy:.1f} %",
+                f"{100 * low:.1f} to {100 * high:.1f}",
+                f"{100 * min(by_seed):.1f} to {100 * max(by_seed):.1f}",
+            ]
+        )
+        numbers.append({"shots": shots, "accuracy": accuracy, "interval": [low, high], "by_seed": by_seed})
     headings = ["images a class", "accuracy", "95 %", f"over {plural(len(subject.seeds), 'draw', 'draws')}"]
     chance = 100 / len(table.classes)
-    first, last = numbers[0], numbers[-1]
-    few = f"with {plural(first['shots'], 'image', 'images')} a class, the accuracy is {100 * first['accuracy']:.1f} %"
-    many = f"with {plural(last['shots'], 'image', 'images')}, it is {100 * last['accuracy']:.1f} %"
+    fewest, most = numbers[0], numbers[-1]
+    few = f"with {plural(fewest['shots'], 'image', 'images')} a class, the accuracy is {100 * fewest['accuracy']:.1f} %"
+    many = f"with {plural(most['shots'], 'image', 'images')}, it is {100 * most['accuracy']:.1f} %"
     lines = [
         f"{few}; {many}",
         f"{len(test)} {subject.held_out} images of {len(table.classes)} classes; chance {chance:.1f} %",

@@ -40,22 +40,41 @@ def measure_costs(experiment: Costs, models: str, side: int) -> Result:
     for name, pixels in itertools.product(names_of(models), (side, 2 * side)):
         network = split_network(name)
         if network is None:
-            model = random_model(config_for(name, image_size=pixels))
+            config = config_for(name, image_size=pixels)
         else:
-            model = random_model(NetworkConfig(library=network[0], name=network[1], image_size=(pixels, pixels)))
+            library, network_name = network
+            config = NetworkConfig(library=library, name=network_name, image_size=(pixels, pixels))
+        model = random_model(config)
         built[name, pixels] = model
         functions[f"{name} at {pixels} pixels"] = torch.inference_mode()(
             lambda model=model, pixels=pixels: model(torch.zeros(BATCH, 3, pixels, pixels))
         )
-    timings = dict(zip(built, interleave(functions, ROUNDS).values(), strict=True))
+    timings = interleave(functions, ROUNDS)
     rows, entries = [], []
     for (name, pixels), model in built.items():
-        info, speed = describe(model.config), timings[name, pixels].rate(BATCH)
-        entry: dict[str, Any] = {"name": name, "image_size": pixels, "parameters": info.parameters}
-        entry |= {"gmacs": info.gmacs, "images_per_s": speed.median, "quartiles": [speed.low, speed.high]}
-        entries.append(entry | {"activation_bytes": info.activation_bytes})
-        cells = [name, f"{pixels}x{pixels}", f"{info.parameters:,}", f"{info.gmacs:.3g}", f"{speed.median:,.0f}"]
-        rows.append((*cells, f"{speed.low:,.0f} to {speed.high:,.0f}", f"{info.activation_bytes / 2**20:.2f}"))
+        info, speed = describe(model.config), timings[f"{name} at {pixels} pixels"].rate(BATCH)
+        entries.append(
+            {
+                "name": name,
+                "image_size": pixels,
+                "parameters": info.parameters,
+                "gmacs": info.gmacs,
+                "images_per_s": speed.median,
+                "quartiles": [speed.low, speed.high],
+                "activation_bytes": info.activation_bytes,
+            }
+        )
+        rows.append(
+            (
+                name,
+                f"{pixels}x{pixels}",
+                f"{info.parameters:,}",
+                f"{info.gmacs:.3g}",
+                f"{speed.median:,.0f}",
+                f"{speed.low:,.0f} to {speed.high:,.0f}",
+                f"{info.activation_bytes / 2**20:.2f}",
+            )
+        )
     headings = ("", "images", "parameters", "GMACs", "images/s", "quartiles", "MiB an image in training")
     remarks = []
     for small, large in zip(entries[::2], entries[1::2], strict=True):
