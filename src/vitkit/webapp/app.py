@@ -114,22 +114,27 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
 
 def _error_response(request: Request, error: Exception) -> Response:
     """Return a response to an exception, with a line for the page, an error code and an HTTP status."""
-    if isinstance(error, VitkitError):
-        status, code, reason = 409 if isinstance(error, ChangedError) else 400, error.code, str(error)
-    elif isinstance(error, HTTPException):
-        status, code, reason = error.status_code, "webapp.request-wrong", str(error.detail)
-        if status == 404:
-            code, reason = "webapp.route-missing", f"there is nothing at {request.url.path}"
-    elif isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        status, code, reason = 422, "webapp.field-invalid", f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    elif isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        status, code, reason = 500, "webapp.system-error", f"{where}{error.strerror or first_line(error)}"
-    else:  # the server logs the traceback
-        status, code = 500, "webapp.internal-error"
-        reason = f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})"
+    status, code, reason = _describe_error(request, error)
     return _Json({"error": visible(reason), "code": code}, status)
+
+
+def _describe_error(request: Request, error: Exception) -> tuple[int, str, str]:
+    """Return the HTTP status, the error code and the message for an exception."""
+    if isinstance(error, VitkitError):
+        return 409 if isinstance(error, ChangedError) else 400, error.code, str(error)
+    if isinstance(error, HTTPException):
+        if error.status_code == 404:
+            return 404, "webapp.route-missing", f"there is nothing at {request.url.path}"
+        return error.status_code, "webapp.request-wrong", str(error.detail)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        return 422, "webapp.field-invalid", f"{field}: {first['msg']}"
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return 500, "webapp.system-error", f"{where}{error.strerror or first_line(error)}"
+    reason = f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})"
+    return 500, "webapp.internal-error", reason  # the server logs the traceback
 
 
 # --- The choice of a workspace --------------------------------------------------------------------------------

@@ -75,13 +75,7 @@ class Suggestions:
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "suggestions.csv"
                 run_vitkit(["predict", str(self.workspace.run_folder(run)), *sources], out)
-                with out.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-                    rows = [{name: restored(cell or "") for name, cell in row.items()} for row in csv.DictReader(text)]
-            return {
-                number_of[row["path"]]: (row["label"], float(row["confidence"]))
-                for row in rows
-                if row["path"] in number_of and row["label"] and row["confidence"]
-            }
+                return _read_suggestions(out, number_of)
 
         self.work.start((state.version, run), predict)
 
@@ -94,6 +88,17 @@ class Suggestions:
         if predicted is not None:
             predicted = {i: suggestion for i, suggestion in predicted.items() if state.labels[i] == UNLABELLED}
         return {**self.work.to_dict(), "run": run, "version": state.version, "found": predicted}
+
+
+def _read_suggestions(file: Path, number_of: Mapping[str, int]) -> _Predicted:
+    """Read the predictions for the photographs in `number_of`, the numbers by path; skip those that are unreadable."""
+    suggestions = {}
+    with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+        for cells in csv.DictReader(text):
+            row = {name: restored(cell or "") for name, cell in cells.items()}
+            if row["path"] in number_of and row["label"] and row["confidence"]:
+                suggestions[number_of[row["path"]]] = (row["label"], float(row["confidence"]))
+    return suggestions
 
 
 def diagnose(state: State) -> dict[str, Any]:
@@ -132,10 +137,10 @@ def suspect_labels_of(workspace: Workspace, table: ImageTable) -> SuspectLabels:
 
     The result is empty if no run on these photographs has searched for label errors.
     """
-    for name, _ in _runs_of(workspace, table):
+    for name in _runs_of(workspace, table):
         folder = workspace.runs / name
-        if (file := folder / LABEL_ERRORS).exists():
-            suspects = _suspects_in(file)
+        if (folder / LABEL_ERRORS).exists():
+            suspects = _suspects_in(folder / LABEL_ERRORS)
             decided = decisions_since(workspace.label_file.read(), folder) if suspects else {}
             return SuspectLabels(name, suspects, frozenset(suspects.keys() & decided.keys()))
     return SuspectLabels()
@@ -152,18 +157,15 @@ def _suspects_in(file: Path) -> Mapping[str, Suspect]:
 _table_of = file_cache(split_from_file, 8)
 
 
-def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, ImageTable]]:
-    """Yield the name and the image table of each run that was trained on these photographs, newest first.
+def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[str]:
+    """Yield the name of each run that was trained on these photographs, newest first.
 
     Runs in the same folder that were trained on other photographs are left out, even if they use the same paths.
     """
     for name in workspace.run_names():
-        try:
-            trained_on = _table_of(workspace.runs / name / SPLIT)
-        except (VitkitError, OSError):
-            continue
-        if trained_on.root == table.root:
-            yield name, trained_on
+        with suppress(VitkitError, OSError):
+            if _table_of(workspace.runs / name / SPLIT).root == table.root:
+                yield name
 
 
 _MAX_IMAGES = 1_000_000
@@ -336,7 +338,7 @@ def _add_search_routes(routes: APIRouter, photographs: Photographs, workspace: W
 
 def newest_model(workspace: Workspace, table: ImageTable) -> str:
     """Return the name of the newest run on these photographs that has a model; empty if there is none."""
-    runs = (name for name, _ in _runs_of(workspace, table))
+    runs = _runs_of(workspace, table)
     return next((name for name in runs if (workspace.runs / name / DESCRIPTION).is_file()), "")
 
 

@@ -130,9 +130,11 @@ class Jobs:
             return "queued"
         if is_locked(folder) or (job is not None and self.is_starting(job)):
             return "running"
-        if (folder / EVALUATION).is_file() or all((folder / name).is_file() for name in (FOLDS, REPORT)):
+        is_cross_validated = (folder / FOLDS).is_file() and (folder / REPORT).is_file()
+        if (folder / EVALUATION).is_file() or is_cross_validated:
             return "done"
-        return "stopped" if self.can_resume(run) or (folder / DESCRIPTION).is_file() else "failed"
+        has_model = (folder / DESCRIPTION).is_file()
+        return "stopped" if has_model or self.can_resume(run) else "failed"
 
     def is_starting(self, job: Job) -> bool:
         """Return whether the process of a job runs, even if it has not locked its run folder yet."""
@@ -154,7 +156,8 @@ class Jobs:
 
     def start_runner_if_needed(self) -> None:
         """Start a runner if a job is waiting and no runner is working."""
-        if not all(job.started for job in self.all()) and not is_locked(self.state_folder, self.state_folder / _LOCK):
+        is_waiting = any(not job.started for job in self.all())
+        if is_waiting and not is_locked(self.state_folder, self.state_folder / _LOCK):
             self._start_runner()
 
     def _start_runner(self) -> None:
@@ -175,7 +178,8 @@ class Jobs:
         A waiting job, or one that failed before it began, is removed from the queue with its empty folder.
         """
         job = self.last().get(run)
-        has_failed_early = self.state(run, job) == "failed" and not (self.runs / run / RECIPE).is_file()
+        state = self.state(run, job)
+        has_failed_early = state == "failed" and not (self.runs / run / RECIPE).is_file()
         if job is not None and (not job.started or has_failed_early):
             (self.folder / f"{job.number:06}.json").unlink(missing_ok=True)
             self.log(job).unlink(missing_ok=True)
@@ -184,10 +188,10 @@ class Jobs:
             request_stop(job.process, self.stop_file(job))
         else:
             reason = f"{run} is not running"
-            if self.state(run, job) == "failed":
-                reason = f"{run} has results and stays in the list: delete its folder {self.runs / run} to remove it"
             if is_locked(self.runs / run):
                 reason = f"{run} was not started by this studio: stop it where it was started"
+            elif state == "failed":
+                reason = f"{run} has results and stays in the list: delete its folder {self.runs / run} to remove it"
             raise VitkitError("webapp.run-not-running", reason)
 
 
@@ -209,11 +213,11 @@ def command(job: Job) -> list[str]:
 
 def _run_job(jobs: Jobs, job: Job) -> None:
     """Wait until no other job trains, run the job unless it was removed meanwhile, and record its exit status."""
-    for other in jobs.all():
-        if other.started and not other.ended:  # its runner was killed, so that nobody recorded its end
-            while is_locked(jobs.runs / other.run) or jobs.is_starting(other):
-                time.sleep(0.2)
-            jobs.write(replace(other, ended=time.time()))
+    unrecorded = [other for other in jobs.all() if other.started and not other.ended]  # their runner was killed
+    for other in unrecorded:
+        while is_locked(jobs.runs / other.run) or jobs.is_starting(other):
+            time.sleep(0.2)
+        jobs.write(replace(other, ended=time.time()))
     if not (jobs.folder / f"{job.number:06}.json").exists():
         return  # it was removed from the queue meanwhile
     with jobs.log(job).open("ab") as log:

@@ -51,7 +51,8 @@ class Background(Generic[T]):
         with self._lock:
             if self.is_running:
                 return
-            self._progress, self._error, self._key, self._result = ("", 0, None), "", key, None
+            self._key, self._result = key, None
+            self._progress, self._error = ("", 0, None), ""
             self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
             self._thread.start()
 
@@ -67,10 +68,18 @@ class Background(Generic[T]):
     def to_dict(self) -> dict[str, Any]:
         """Return the progress of the task, the estimated seconds until its current stage ends, and an error message."""
         what, done, total = self._progress
-        spent = time.monotonic() - self._stage_began
-        left = spent * (total - done) / done if total and done and spent >= _MIN_SECONDS else None
-        progress = {"what": what, "done": done, "total": total, "left": left}
-        return {"running": self.is_running, **progress, "error": self._error}
+        seconds = time.monotonic() - self._stage_began
+        left = None
+        if total and done and seconds >= _MIN_SECONDS:
+            left = seconds * (total - done) / done
+        return {
+            "running": self.is_running,
+            "what": what,
+            "done": done,
+            "total": total,
+            "left": left,
+            "error": self._error,
+        }
 
     def _run(self, work: Callable[[], T]) -> None:
         def report(what: str, done: int, total: int | None) -> None:
@@ -168,10 +177,10 @@ class Likeness:
 
         If no model is on this machine, the result also contains the smallest model that can be downloaded.
         """
-        model, status = self.model(), self.work.to_dict()
+        model = self.model()
         download = smallest_download() if best_feature_model(self.workspace) is None else None
         return {
-            **status,
+            **self.work.to_dict(),
             "download": None if download is None else download.to_dict(),
             "ready": model is not None and self._cache_file(table, model).is_file(),
             "eyes": "" if model is None else model.title,
@@ -228,14 +237,13 @@ def next_labels(
     from vitkit.evaluation import choose_next
 
     numbers, features = computed
-    # Exact copies have the same features up to rounding. Of each picture, a labelled copy comes first.
     is_labelled = np.array([state.labels[i] not in (UNLABELLED, EXCLUDED) for i in numbers])
+    # Exact copies have the same features up to rounding. Of each picture, a labelled copy comes first.
     order = np.argsort(~is_labelled, kind="stable")
     _, first = np.unique(np.round(features[order], 4), axis=0, return_index=True)
-    is_first = set(order[first].tolist())
-    rows = [
-        row for row, i in enumerate(numbers) if state.labels[i] != EXCLUDED and (row in is_first or is_labelled[row])
-    ]
+    is_considered = is_labelled.copy()  # all labelled photographs, and one of the copies of each other picture
+    is_considered[order[first]] = True
+    rows = [row for row, i in enumerate(numbers) if is_considered[row] and state.labels[i] != EXCLUDED]
     labels = [state.labels[numbers[row]] if is_labelled[row] else None for row in rows]
     if None not in labels:
         reason = "every photograph has a class already, or is a copy of one that has"

@@ -59,9 +59,10 @@ class Models:
         jpeg = io.BytesIO()
         image.save(jpeg, "JPEG", quality=88)
         model, is_multi = classifier.model, classifier.task == "multi"
-        methods = methods_for(is_network=not isinstance(model, VisionTransformer))
-        names = [name for name in (_MAP_METHODS if can_explain(model) else ("occlusion",)) if name in methods]
-        names = [name for name in names if not (is_multi and methods[name].compares_classes)]
+        known = methods_for(is_network=not isinstance(model, VisionTransformer))
+        methods = [known[name] for name in (_MAP_METHODS if can_explain(model) else ("occlusion",)) if name in known]
+        if is_multi:
+            methods = [method for method in methods if not method.compares_classes]
         grid = None
         if isinstance(model, VisionTransformer) and attention_layers(model.config):
             grid = list(model.config.grid)
@@ -76,7 +77,7 @@ class Models:
             "picture": "data:image/jpeg;base64," + base64.b64encode(jpeg.getvalue()).decode(),
             "size": list(size),
             "box": _as_fractions(classifier.preprocess.box(*size), size),
-            "methods": [{"name": name, "tells": methods[name].description} for name in names],
+            "methods": [{"name": method.name, "tells": method.description} for method in methods],
             "grid": grid,
         }
 

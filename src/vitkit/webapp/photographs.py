@@ -159,15 +159,17 @@ class Photographs:
         with self._lock:
             state = self._state_of_version(version, [*numbers, *suggested])
             label = label if label in (EXCLUDED, UNLABELLED) else clean_class_name(label, state.table.task)
-            suspected, edits = suspected or SuspectLabels(), []
+            suspected = suspected or SuspectLabels()
+            edits = []
             for i in dict.fromkeys(numbers):
                 path, before = state.table.paths[i], state.labels[i]
-                if before == label and not suspected.is_open(path, label):
+                is_suspect = suspected.is_open(path, before)
+                if before == label and not is_suspect:
                     continue
                 proposed_by = ""
                 if i in suggested:
                     proposed_by = run
-                elif suspected.is_open(path, before) and label in (suspected.suspects[path].suggested, EXCLUDED):
+                elif is_suspect and label in (suspected.suspects[path].suggested, EXCLUDED):
                     proposed_by = suspected.run
                 previous = "" if before == UNLABELLED else before
                 edits.append(Edit(path, label, previous, proposed_by=proposed_by))
@@ -182,12 +184,11 @@ class Photographs:
         """
         with self._lock:
             state = self._state_of_version(version, [i for _, numbers in groups for i in numbers])
-            labels = {
-                i: clean_class_name(label, state.table.task)
-                for label, numbers in groups
-                for i in numbers
-                if state.labels[i] == UNLABELLED
-            }
+            labels: dict[int, str] = {}
+            for label, numbers in groups:
+                unlabelled = [i for i in numbers if state.labels[i] == UNLABELLED]
+                if unlabelled:
+                    labels |= dict.fromkeys(unlabelled, clean_class_name(label, state.table.task))
             check_exist([state.table.file(i) for i in labels])
             self.workspace.label_file.add(
                 [Edit(state.table.paths[i], label, proposed_by=run) for i, label in labels.items()]
@@ -217,13 +218,15 @@ class Photographs:
         """
         with self._lock:
             assert self._listed is not None and self._state is not None
-            table, names_in = self._listed[1], state.table.task.names_in
-            counts = Counter(
-                name for label in state.labels if label not in (EXCLUDED, UNLABELLED) for name in names_in(label)
-            )
-            of_folders = sorted({name for label in map(table.name_of, range(len(table))) for name in names_in(label)})
-            of_rows = (name for edit in self._state[0].edits for name in names_in(edit.label))
-            names = dict.fromkeys([*of_folders, *of_rows, *sorted(counts)])
+            table, edits = self._listed[1], self._state[0].edits
+            names_in = state.table.task.names_in
+            counts = Counter[str]()  # of photographs, by class
+            for label, count in Counter(state.labels).items():
+                if label not in (EXCLUDED, UNLABELLED):
+                    counts.update(dict.fromkeys(names_in(label), count))
+            of_folders = {name for label in set(map(table.name_of, range(len(table)))) for name in names_in(label)}
+            of_rows = [name for edit in edits for name in names_in(edit.label)]
+            names = dict.fromkeys([*sorted(of_folders), *of_rows, *sorted(counts)])  # in this order, each once
         return [{"name": name, "count": counts[name]} for name in names if counts[name]]
 
     def _state_of_version(self, version: str, numbers: Sequence[int]) -> State:

@@ -62,14 +62,15 @@ class PhotoPrediction:
 
 @file_cache
 def _read_predictions(file: Path) -> list[PhotoPrediction]:
-    columns = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
+    columns = [("label", "confidence")]
+    columns += [(f"label_{rank}", f"confidence_{rank}") for rank in range(1, _TOP + 1)]
     predictions = []
     with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
         for cells in csv.DictReader(text):
             row = {name: restored(cell or "") for name, cell in cells.items()}
-            ranking = [(row[label], float(row[value])) for label, value in columns if row.get(value)]
-            share = float(row["familiar"]) if row.get("familiar") else None
-            predictions.append(PhotoPrediction(row["path"], tuple(ranking[:_TOP]), row["error"], share))
+            ranking = [(row[label], float(row[confidence])) for label, confidence in columns if row.get(confidence)]
+            familiar = float(row["familiar"]) if row.get("familiar") else None
+            predictions.append(PhotoPrediction(row["path"], tuple(ranking[:_TOP]), row["error"], familiar))
     return predictions
 
 
@@ -83,7 +84,8 @@ class StoredPredictions:
 
     def all(self) -> list[PredictionSet]:
         """List the descriptions of all finished sets of predictions, the newest first."""
-        return sorted(filter(None, map(self._read, self.folder.glob("*.json"))), key=lambda item: -item.number)
+        read = [self._read(file) for file in self.folder.glob("*.json")]
+        return sorted((item for item in read if item is not None), key=lambda item: -item.number)
 
     def get(self, number: int) -> PredictionSet:
         """Return the description of a set of predictions."""
@@ -103,8 +105,12 @@ class StoredPredictions:
         """
         with self._lock:  # so that no correction of a concurrent request is lost
             item = self.get(number)
-            corrections = item.corrections | {str(row): label for row in rows}
-            corrections = {row: name for row, name in corrections.items() if name}
+            corrections = dict(item.corrections)
+            for row in map(str, rows):
+                if label:
+                    corrections[row] = label
+                else:
+                    corrections.pop(row, None)
             self.write(replace(item, corrections=corrections))
         return corrections
 
@@ -142,15 +148,19 @@ def prediction_table(
     """
     predictions = stored.rows(item)
     has_familiar = any(prediction.familiar is not None for prediction in predictions)
+    header = ["path", "label", "confidence", "predicted", "corrected", "error"]
+    if has_familiar:
+        header.append("familiar")
     rows: list[list[str | float | None]] = []
     for number, prediction in enumerate(predictions):
-        correction = item.corrections.get(str(number))
-        predicted, confidence = prediction.ranking[0] if prediction.ranking else (None, None)
         path = _relative_path(prediction.path, item.folder)
-        last = [prediction.familiar] if has_familiar else []
-        rows.append([path, correction or predicted, confidence, predicted, correction, prediction.error or None, *last])
-    header = ["path", "label", "confidence", "predicted", "corrected", "error"]
-    return [*header, *(["familiar"] if has_familiar else [])], rows
+        predicted, confidence = prediction.ranking[0] if prediction.ranking else (None, None)
+        correction = item.corrections.get(str(number))
+        row = [path, correction or predicted, confidence, predicted, correction, prediction.error or None]
+        if has_familiar:
+            row.append(prediction.familiar)
+        rows.append(row)
+    return header, rows
 
 
 def _is_inside(workspace: Workspace, item: PredictionSet) -> bool:
@@ -171,26 +181,28 @@ def add_to_data(
     which the studio uses when it opens the folder. Predicted classes that nobody corrected are recorded as proposed by
     the run.
     """
-    root, is_inside = Path(item.folder), _is_inside(workspace, item)
-    base = str(workspace.photographs if is_inside else root)
-    edits, rows = [], stored.rows(item)
+    is_inside = _is_inside(workspace, item)
+    base = str(workspace.photographs) if is_inside else item.folder
+    edits = []
+    rows = stored.rows(item)
     for number in dict.fromkeys(numbers):
         check_number(number, len(rows))
-        row, correction = rows[number], item.corrections.get(str(number))
-        path = Path(_relative_path(row.path, base)).as_posix()
+        path = Path(_relative_path(rows[number].path, base)).as_posix()
+        correction, ranking = item.corrections.get(str(number)), rows[number].ranking
         if correction is not None:
             edits.append(Edit(path, correction))
-        elif row.ranking:
-            edits.append(Edit(path, row.ranking[0][0], proposed_by=item.run))
+        elif ranking:
+            best, _ = ranking[0]
+            edits.append(Edit(path, best, proposed_by=item.run))
     if is_inside:
         table = photographs_in(workspace.photographs)
-        has_folder_class = {path for i, path in enumerate(table.paths) if table.name_of(i) not in ("", "unlabelled")}
-        labelled = {edit.path for edit in workspace.label_file.read().edits} | has_folder_class
+        labelled = {path for i, path in enumerate(table.paths) if table.name_of(i) not in ("", "unlabelled")}
+        labelled |= {edit.path for edit in workspace.label_file.read().edits}
         edits = [edit for edit in edits if edit.path not in labelled or not edit.proposed_by]
         workspace.label_file.add(edits)
         file = workspace.labels
     else:
-        file = label_file_of(root)
+        file = label_file_of(Path(item.folder))
         add_edits(file, edits)
     return {"added": len(edits), "file": str(file), "inside": is_inside}
 
@@ -249,10 +261,9 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/{number}")
     def show_rows(number: int) -> dict[str, Any]:
         item = stored.get(number)
-        rows = [
-            [_relative_path(row.path, item.folder), row.ranking, row.error, row.familiar] for row in stored.rows(item)
-        ]
-        classes = sorted({label for row in stored.rows(item) for label, _ in row.ranking})
+        predictions = stored.rows(item)
+        rows = [[_relative_path(row.path, item.folder), row.ranking, row.error, row.familiar] for row in predictions]
+        classes = sorted({label for row in predictions for label, _ in row.ranking})
         order: list[str] = []  # the classes of the model, whose places determine the colours; empty without the model
         if item.run in workspace.classifier_names():
             with suppress(OSError, VitkitError, TypeError, KeyError):

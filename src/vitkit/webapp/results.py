@@ -52,19 +52,19 @@ def figures_in(folder: Path) -> dict[str, Any]:
 
     Empty if the run has no evaluation yet, or if its file is being written or damaged.
     """
-    file = next((file for name in (EVALUATION, FOLDS) if (file := folder / name).is_file()), None)
-    if file is None:
+    files = [folder / name for name in (EVALUATION, FOLDS) if (folder / name).is_file()]
+    if not files:
         return {}
     try:
-        numbers = read_figures(file)
+        numbers = read_figures(files[0])
         headline = headline_of(numbers)
-        others, balanced = {}, numbers.get("balanced_accuracy")
-        if balanced is not None:  # with folds, it has its mean and values over the folds
-            others["balanced_accuracy"] = balanced["mean"] if headline.folds else balanced
+        figures = {"figure": headline.figure, "accuracy": headline.value}
+        balanced = numbers.get("balanced_accuracy")
+        if balanced is not None:
+            figures["balanced_accuracy"] = balanced["mean"] if headline.folds else balanced  # the mean over the folds
         verdict = asdict(verdict_of(numbers))
     except (OSError, VitkitError, TypeError, KeyError, AttributeError):
         return {}
-    figures = {"figure": headline.figure, "accuracy": headline.value, **others}
     return {
         "figures": {**figures, "images": headline.images, "split": headline.split},
         "interval": None if headline.interval is None else list(headline.interval),
@@ -148,29 +148,37 @@ def decide(
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(suspects) for i in numbers):
         raise VitkitError("webapp.suspects-changed", "the list of suspected label errors has changed: load it again")
     decisions = []
-    for suspect in (suspects[i] for i in dict.fromkeys(numbers)):
+    for i in dict.fromkeys(numbers):
+        suspect = suspects[i]
         new = {"keep": suspect.label, "relabel": label or suspect.suggested, "exclude": EXCLUDED}[what]
-        decisions.append((suspect.path, suspect.label, suspect.suggested, new))
+        decisions.append(_NewLabel(suspect.path, suspect.label, suspect.suggested, new))
     _write_decisions(workspace, folder, decisions)
 
 
-def _write_decisions(workspace: Workspace, folder: Path, decisions: Sequence[tuple[str, str, str, str]]) -> None:
+class _NewLabel(NamedTuple):
+    path: str
+    before: str  # the label in the run
+    predicted: str  # the class that the model predicts or suggests
+    label: str
+
+
+def _write_decisions(workspace: Workspace, folder: Path, decisions: Sequence[_NewLabel]) -> None:
     """Write labels that people gave to photographs of a run; those that follow the model are marked as proposed by it.
 
-    A decision has the path of the photograph, its label in the run, the class that the model predicts or suggests, and
-    the new label.
+    Nothing is written if a photograph has changed since the run.
     """
     if reason := _why_read_only(workspace, folder):
         raise VitkitError("webapp.photographs-foreign", reason)
     current = {edit.path: edit.label for edit in workspace.label_file.read().edits}
     task = _read_split(folder / SPLIT).task
-    check_exist([workspace.photographs / path for path, *_ in decisions])
+    check_exist([workspace.photographs / decision.path for decision in decisions])
     edits = []
-    for path, label, predicted, new in decisions:
+    for path, before, predicted, new in decisions:
         file_of(folder, path)  # raises if the photograph has changed since the run
-        chosen = new if new in (EXCLUDED, label) else clean_class_name(new, task)
-        proposed_by = folder.name if chosen != label and chosen in (predicted, EXCLUDED) else ""
-        edits.append(Edit(path, chosen, current.get(path, label), proposed_by=proposed_by))
+        label = new if new in (EXCLUDED, before) else clean_class_name(new, task)
+        follows_model = label != before and label in (predicted, EXCLUDED)
+        proposed_by = folder.name if follows_model else ""
+        edits.append(Edit(path, label, current.get(path, before), proposed_by=proposed_by))
     workspace.label_file.add(edits)
 
 
@@ -199,10 +207,12 @@ def correct(workspace: Workspace, folder: Path, version: str, number: int, label
         raise VitkitError("webapp.report-changed", "the report of this run has changed: load it again")
 
     def classes(indices: int | list[int]) -> str:  # a list if an image may have several classes
-        return JOINT.join(images["classes"][i] for i in (indices if isinstance(indices, list) else [indices]))
+        if isinstance(indices, int):
+            return images["classes"][indices]
+        return JOINT.join(images["classes"][i] for i in indices)
 
     true, predicted = classes(images["true"][number]), classes(images["said"][number])
-    _write_decisions(workspace, folder, [(images["path"][number], true, predicted, label)])
+    _write_decisions(workspace, folder, [_NewLabel(images["path"][number], true, predicted, label)])
 
 
 def _read_suspects(folder: Path) -> list[Suspect]:

@@ -38,16 +38,18 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
     file = workspace.runs / EXPORTS / f"{run}{kind.suffix}"
     file.parent.mkdir(parents=True, exist_ok=True)
     result = vitkit.export(folder, to, file, force=True)
-    outcome, speeds, lines = result.outcome, dict(result.outcome.images_per_s), result.lines()[:-1]
-    rate = speeds.pop("file", None)  # the others are speeds of the model
+    outcome, lines = result.outcome, result.lines()[:-1]
+    speeds = dict(outcome.images_per_s)
+    speed_of_file = speeds.pop("file", None)  # the others are speeds of the model
     if isinstance(kind, PackageKind) and kind.needs_runtime:  # browsers compute the page, and that was not timed
-        rate, lines = None, [line for line in lines if "images per second" not in line]
+        speed_of_file = None
+        lines = [line for line in lines if "images per second" not in line]
     return {
         # From "60 val images of digits (…)", the page shows "60 validation images".
         "compared_on": re.split(r" of | \(", result.compared_on)[0].replace(" val ", " validation "),
         "agreement": outcome.comparison.agreement,
         "lost": None if outcome.accuracy is None else outcome.accuracy.loss,
-        "per_second": rate,
+        "per_second": speed_of_file,
         "model_per_second": max(speeds.values(), default=None),
         "lines": lines,
     }
@@ -100,27 +102,28 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:
-        formats = []
+        formats: list[dict[str, Any]] = []
         for kind in _KINDS.values():
-            is_package, megabytes = isinstance(kind, PackageKind), 0  # to download
             if isinstance(kind, PackageKind):
-                needs_download = kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
-                title, megabytes = kind.title, RUNTIME_MEGABYTES if needs_download else 0
+                must_download = kind.needs_runtime and not cache_path(RUNTIME_URL).is_file()
+                megabytes = RUNTIME_MEGABYTES if must_download else 0
+                about = {"title": kind.title, "is_package": True, "megabytes": megabytes}
             else:
-                title = kind.runtime
-            formats.append({"name": kind.name, "title": title, "is_package": is_package, "megabytes": megabytes})
+                about = {"title": kind.runtime, "is_package": False, "megabytes": 0}
+            formats.append({"name": kind.name, **about})
         return {"models": workspace.classifier_names(), "formats": formats}
 
     @routes.get("/model")
     def show_model(run: str) -> dict[str, Any]:
-        card, command = card_of(workspace, run), shlex.join(["vitkit", "serve", str(_folder(workspace, run))])
-        model = {"bytes": (workspace.runs / run / WEIGHTS).stat().st_size, **figures_in(workspace.runs / run)}
+        folder = _folder(workspace, run)
         return {
             "run": run,
-            "card": markdown_blocks(card),
-            "command": command,
-            "model": model,
-            "exports": [{**own, "measured": measured.get(key_of(run, own["to"]))} for own in exported(workspace, run)],
+            "card": markdown_blocks(card_of(workspace, run)),
+            "command": shlex.join(["vitkit", "serve", str(folder)]),
+            "model": {"bytes": (folder / WEIGHTS).stat().st_size, **figures_in(folder)},
+            "exports": [
+                {**export, "measured": measured.get(key_of(run, export["to"]))} for export in exported(workspace, run)
+            ],
         }
 
     @routes.post("/export")
@@ -143,8 +146,8 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/file/{name}")
     def download(name: str) -> FileResponse:
-        runs = workspace.classifier_names()
-        if not any(name == file["name"] for run in runs for own in exported(workspace, run) for file in own["files"]):
+        exports = [export for run in workspace.classifier_names() for export in exported(workspace, run)]
+        if name not in {file["name"] for export in exports for file in export["files"]}:
             raise VitkitError("webapp.file-unknown", f"there is no exported file {name!r}")
         return FileResponse(workspace.runs / EXPORTS / name, filename=name, media_type="application/octet-stream")
 

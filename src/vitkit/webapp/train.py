@@ -46,8 +46,13 @@ class Offer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for the page, as plain JSON types."""
-        known = {"source": self.source, "title": self.title, "kind": self.kind}
-        return {**known, "here": self.is_local, "megabytes": self.megabytes}
+        return {
+            "source": self.source,
+            "title": self.title,
+            "kind": self.kind,
+            "here": self.is_local,
+            "megabytes": self.megabytes,
+        }
 
 
 def offers(workspace: Workspace) -> list[Offer]:
@@ -56,12 +61,12 @@ def offers(workspace: Workspace) -> list[Offer]:
     Files are the weights that the user named, and those in the current folder. Models that would have to be downloaded
     are left out if downloads are forbidden.
     """
-    named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
-    known = {str(Path(item.source).resolve()) for item in named}
-    files = sorted(path for path in Path.cwd().iterdir() if path.suffix in _SUFFIXES and path.is_file())
-    found = [Offer(str(file), file.name, "file") for file in files if str(file.resolve()) not in known]
+    named = [Offer(weights, Path(weights).name, "file") for weights in workspace.weights]
+    named_files = {Path(weights).resolve() for weights in workspace.weights}
+    files = [path for path in sorted(Path.cwd().iterdir()) if path.suffix in _SUFFIXES and path.is_file()]
+    others = [Offer(str(file), file.name, "file") for file in files if file.resolve() not in named_files]
     runs = [Offer(str(workspace.runs / name), f"run {name}", "run") for name in workspace.model_names()]
-    return [*named, *found, *runs, *_published()]
+    return [*named, *others, *runs, *_published()]
 
 
 def find_offer(workspace: Workspace, source: str) -> Offer:
@@ -153,14 +158,12 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/runs/{name}")
     def show_run(name: str) -> dict[str, Any]:
         job = _job(workspace, jobs, name)
-        folder, metrics = workspace.runs / name, list[dict[str, float]]()
+        folder = workspace.runs / name
+        metrics: list[dict[str, float]] = []
         with suppress(VitkitError, OSError):  # the last row is just being written
             metrics = read_metrics(folder / METRICS)
         output = [] if job is None else _tail(jobs.log(job))
-        step = None  # the progress that the training has printed last, unless it has printed something else since
-        if output and (match := PROGRESS.fullmatch(output[-1])) is not None and match["total"] is not None:
-            step = {"what": match["what"], "done": int(match["done"]), "total": int(match["total"])}
-        shown = {"metrics": metrics, "step": step, "log": _tail(folder / LOG) or output}
+        shown = {"metrics": metrics, "step": _step(output), "log": _tail(folder / LOG) or output}
         return {**_summary(workspace, jobs, name, job), **shown}
 
     @routes.post("/runs/{name}/stop")
@@ -182,6 +185,14 @@ def router(workspace: Workspace) -> APIRouter:
     return routes
 
 
+def _step(output: list[str]) -> dict[str, Any] | None:
+    """Return the progress that a training printed last; None if it has printed something else since."""
+    match = PROGRESS.fullmatch(output[-1]) if output else None
+    if match is None or match["total"] is None:
+        return None
+    return {"what": match["what"], "done": int(match["done"]), "total": int(match["total"])}
+
+
 def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str], list[str]]:
     """Return the arguments of `vitkit` for a request, and lines about labels that match no photograph."""
     labels = CurrentLabels(photographs_in(workspace.photographs))
@@ -189,7 +200,8 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
     if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
         reason = "a classifier requires at least two classes: label photographs of two classes first (Data)"
         raise VitkitError("webapp.classes-too-few", reason)
-    photographs, is_scratch = workspace.photographs, request.weights == _FROM_SCRATCH or request.method == "scratch"
+    photographs = workspace.photographs
+    is_scratch = request.weights == _FROM_SCRATCH or request.method == "scratch"
     arguments = ["train", str(photographs)]
     if workspace.labels.is_file():
         arguments += ["--labels", str(workspace.labels)]
@@ -205,9 +217,7 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
         arguments += ["--time", request.time]
     if request.split_from:
         earlier_run = workspace.run_folder(request.split_from)
-        # Only a new head on a model that has not learned from these photographs can be tested in the same way.
-        is_probe = not is_scratch and request.method in ("auto", "probe")
-        if is_cross_tested(earlier_run) and not (is_probe and find_offer(workspace, request.weights).kind != "run"):
+        if is_cross_tested(earlier_run) and not _can_cross_test(workspace, request):
             reason = (
                 f"{earlier_run.name} tested every photograph by a last layer that was trained without it. To test in "
                 "the same way, train only the last layer (or choose Automatic), and begin from a model that does not "
@@ -218,10 +228,18 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
     return arguments, labels.describe_lost(workspace.labels.name)
 
 
+def _can_cross_test(workspace: Workspace, request: TrainingRequest) -> bool:
+    """Return whether a training is of a new head only, on a model that has not learned from these photographs."""
+    if request.weights == _FROM_SCRATCH or request.method not in ("auto", "probe"):
+        return False
+    return find_offer(workspace, request.weights).kind != "run"
+
+
 def _job_and_run_names(workspace: Workspace, job_names: Iterable[str]) -> list[str]:
     """Return the names of jobs that have no run yet, followed by the names of all runs; both newest first."""
     run_names = workspace.run_names()
-    return [name for name in reversed(list(job_names)) if name not in run_names] + run_names
+    waiting = [name for name in job_names if name not in run_names]
+    return [*reversed(waiting), *run_names]
 
 
 def _job(workspace: Workspace, jobs: Jobs, name: str) -> Job | None:
@@ -233,8 +251,9 @@ def _job(workspace: Workspace, jobs: Jobs, name: str) -> Job | None:
 
 
 def _summary(workspace: Workspace, jobs: Jobs, name: str, job: Job | None) -> dict[str, Any]:
-    folder, state = workspace.runs / name, jobs.state(name, job)
-    result, begun = figures_in(folder), 0.0
+    folder = workspace.runs / name
+    state, result = jobs.state(name, job), figures_in(folder)
+    begun = 0.0
     if job is not None:
         begun = job.started or job.queued
     else:

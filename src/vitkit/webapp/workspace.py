@@ -59,18 +59,25 @@ class Labels:
             except FileNotFoundError:
                 stamp = None
             if self._known is None or stamp != self._stamp:
-                # If the file is lost, all photographs would appear to be unlabelled.
-                recorded = from_json(read_text(self._registry)) if self._registry.is_file() else []
-                if stamp is not None and str(self.file) not in recorded:
-                    self._registry.parent.mkdir(parents=True, exist_ok=True)
-                    write_json(self._registry, [*recorded, str(self.file)])
-                elif stamp is None and str(self.file) in recorded:
-                    advice = f"restore it, or delete {self._registry} to start without labels"
-                    raise VitkitError("webapp.labels-missing", f"the label file {self.file} is gone: {advice}")
+                self._register(exists=stamp is not None)
                 self._accept(labels_so_far(self.file))
                 self._stamp = stamp
             assert self._known is not None
             return self._known
+
+    def _register(self, *, exists: bool) -> None:
+        """Record that the label file exists, or refuse to go on if it existed earlier.
+
+        If the file is lost, all photographs would appear to be unlabelled.
+        """
+        recorded = from_json(read_text(self._registry)) if self._registry.is_file() else []
+        is_recorded = str(self.file) in recorded
+        if exists and not is_recorded:
+            self._registry.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._registry, [*recorded, str(self.file)])
+        if is_recorded and not exists:
+            advice = f"restore it, or delete {self._registry} to start without labels"
+            raise VitkitError("webapp.labels-missing", f"the label file {self.file} is gone: {advice}")
 
     def add(self, edits: Sequence[Edit]) -> None:
         """Append rows to the file."""
@@ -115,32 +122,36 @@ class Labels:
         self._known = file
         if before is None:
             return
-        if file.edits[: len(before.edits)] == before.edits:
-            self._foreign |= {edit for edit in file.edits[len(before.edits) :] if edit not in self._written}
+        count = len(before.edits)
+        if file.edits[:count] == before.edits:  # rows were only appended
+            self._foreign |= set(file.edits[count:]) - self._written.keys()
             return
-        now, then = set(file.edits), set(before.edits)
-        new = now - then - self._written.keys()
+        now = set(file.edits)
+        new = now - set(before.edits) - self._written.keys()
         self._foreign = (self._foreign & now) | new
         lost = [edit for edit in self._written if edit not in now]
         for edit in lost:
             del self._written[edit]
         if lost and new:  # an older copy was edited and saved; if rows were only deleted, they stay deleted
+            self._restore(lost, new)
 
-            def full_path(edit: Edit) -> str:
-                return os.path.normpath(self._root / edit.path.strip())
+    def _restore(self, lost: Sequence[Edit], new: Collection[Edit]) -> None:
+        """Append lost rows again, except those of photographs with a new label, and tell the user."""
 
-            relabelled = set(map(full_path, new))
-            restored = [edit for edit in lost if full_path(edit) not in relabelled]
-            if restored:
-                self._written |= dict.fromkeys(add_edits(self.file, restored))
-                self._known = labels_so_far(self.file)
-            rows, newer = plural(len(lost), "row that was written here was", "rows that were written here were"), ""
-            if len(restored) < len(lost):
-                photographs = plural(len(lost) - len(restored), "photograph", "photographs")
-                newer = f"; of {photographs} the newer label holds"
-            self._news.append(
-                f"{rows} no longer in {self.file} after it was saved elsewhere; {len(restored)} of them put back{newer}"
-            )
+        def full_path(edit: Edit) -> str:
+            return os.path.normpath(self._root / edit.path.strip())
+
+        relabelled = {full_path(edit) for edit in new}
+        restored = [edit for edit in lost if full_path(edit) not in relabelled]
+        if restored:
+            self._written |= dict.fromkeys(add_edits(self.file, restored))
+            self._known = labels_so_far(self.file)
+        rows = plural(len(lost), "row that was written here was", "rows that were written here were")
+        note = f"{rows} no longer in {self.file} after it was saved elsewhere; {len(restored)} of them put back"
+        if len(restored) < len(lost):
+            photographs = plural(len(lost) - len(restored), "photograph", "photographs")
+            note += f"; of {photographs} the newer label holds"
+        self._news.append(note)
 
 
 def _has_classes(run: Path) -> bool:
@@ -227,32 +238,26 @@ def open_workspace(
     Raises:
         VitkitError: the folder does not exist, or runs or labels would lie among the photographs.
     """
-    folder = Path("runs" if runs is None else runs)
     if not Path(source).exists() and str(source) in DATASETS:
         source = materialise(str(source))
-    folder_or_run, first_run = Path(source), ""
+    folder_or_run = Path(source)
     if not folder_or_run.exists():
         reason = f"no such folder: {source}; name a folder of photographs, a data set such as digits, or a run"
         raise VitkitError("webapp.folder-missing", reason)
     if not folder_or_run.is_dir() and storage_at(folder_or_run) is None:
         reason = f"{source} is a file; name a folder of photographs, a .zip or .tar of one, or a run"
         raise VitkitError("webapp.folder-invalid", reason)
+    folder, first_run = Path("runs" if runs is None else runs), ""
+    photographs = folder_or_run.resolve()
     if (folder_or_run / RECIPE).is_file():
         run = folder_or_run.resolve()
-        folder = run.parent if runs is None else folder
-        if run.parent != folder.resolve():
+        if runs is None:
+            folder = run.parent
+        elif run.parent != folder.resolve():
             reason = f"the run {source} does not lie in --runs {folder}: leave --runs out"
             raise VitkitError("webapp.runs-invalid", reason)
-        if not (folder_or_run / SPLIT).is_file():
-            reason = f"{folder_or_run} does not record what it was trained on: it has no {SPLIT}; name the photographs"
-            raise VitkitError("webapp.split-missing", reason)
-        root = folder_or_run / split_from_file(folder_or_run / SPLIT).root  # the root may be absolute
-        if not root.is_dir() and storage_at(root) is None:
-            advice = "open the folder of photographs instead of the run"
-            reason = f"the photographs of {folder_or_run} are no longer in {root}: {advice}"
-            raise VitkitError("webapp.folder-missing", reason)
-        first_run, folder_or_run = run.name, root
-    photographs = folder_or_run.resolve()
+        first_run = run.name
+        photographs = _photographs_of_run(folder_or_run)
     file = label_file_of(photographs) if labels is None else Path(labels)
     for flag, path in (("--runs", folder), ("--labels", file)):
         if path.resolve().is_relative_to(photographs):
@@ -264,6 +269,19 @@ def open_workspace(
     if file.suffix.lower() != ".csv":
         raise VitkitError("webapp.labels-invalid", f"--labels {file} must end in .csv")
     return Workspace(photographs, _absolute(folder), _absolute(file), weights, first_run)
+
+
+def _photographs_of_run(run: Path) -> Path:
+    """Return the folder or archive of the photographs on which a run was trained."""
+    if not (run / SPLIT).is_file():
+        reason = f"{run} does not record what it was trained on: it has no {SPLIT}; name the photographs"
+        raise VitkitError("webapp.split-missing", reason)
+    root = run / split_from_file(run / SPLIT).root  # the root may be absolute
+    if not root.is_dir() and storage_at(root) is None:
+        advice = "open the folder of photographs instead of the run"
+        reason = f"the photographs of {run} are no longer in {root}: {advice}"
+        raise VitkitError("webapp.folder-missing", reason)
+    return root.resolve()
 
 
 def label_file_of(photographs: Path) -> Path:
