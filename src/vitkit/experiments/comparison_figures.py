@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -196,26 +196,38 @@ def model_figures(
 def pair_figures(plan: Plan, predictions: RunPredictions, family: Family) -> list[dict[str, Any]]:
     """Compare each pair of models: the difference in accuracy, intervals, p-values and verdict."""
     compared = list(itertools.combinations(range(family.models), 2))
-    recipes, trained_models = family.differences(compared), family.differences(compared, include_seeds=False)
     rows = []
-    for (i, j), recipe, trained in zip(compared, recipes, trained_models, strict=True):
-        a, b = plan.models[i], plan.models[j]
-        rows.append(
-            {
-                "a": a,
-                "b": b,
-                "fraction": predictions.fraction,
-                "difference": recipe.mean,
-                **recipe.to_dict(),
-                "trained": trained.to_dict(),
-                "better": {
-                    "recipe": recipe.better(a, b) if family.seeds > 1 else None,
-                    "trained": trained.better(a, b),
-                },
-                "verdict": verdict(a, b, recipe, trained, family.seeds, predictions.described, len(compared)),
-            }
-        )
+    for figures, recipe, trained in compare_pairs(plan.models, compared, family, predictions.described):
+        a, b = figures["a"], figures["b"]
+        better = {"recipe": recipe.better(a, b) if family.seeds > 1 else None, "trained": trained.better(a, b)}
+        rows.append({**figures, "fraction": predictions.fraction, "better": better})
     return rows
+
+
+def compare_pairs(
+    names: Sequence[str],
+    compared: Sequence[tuple[int, int]],
+    family: Family,
+    images: str,
+    in_words: Callable[[str], str] = str,
+) -> Iterator[tuple[dict[str, Any], Difference, Difference]]:
+    """Yield the figures of each pair of models, and their difference with and without the uncertainty from seeds.
+
+    `compared` has the indices of the models in `names` and in the family, `images` a description of the test images,
+    and `in_words` returns a name as it appears in a verdict.
+    """
+    recipes, trained_models = family.differences(compared), family.differences(compared, include_seeds=False)
+    for (i, j), recipe, trained in zip(compared, recipes, trained_models, strict=True):
+        a, b = names[i], names[j]
+        figures = {
+            "a": a,
+            "b": b,
+            "difference": recipe.mean,
+            **recipe.to_dict(),
+            "trained": trained.to_dict(),
+            "verdict": verdict(in_words(a), in_words(b), recipe, trained, family.seeds, images, len(compared)),
+        }
+        yield figures, recipe, trained
 
 
 def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int, images: str, pairs: int) -> str:

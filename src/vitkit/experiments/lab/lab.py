@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -96,6 +96,25 @@ if TYPE_CHECKING:
 else:
     ExperimentName = Literal[tuple(EXPERIMENTS)]
 
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of `lab` for one experiment."""
+
+    data: str | None
+    model: str | None
+    upstream: str | None
+    preset: Preset
+    seeds: int
+    fields: Mapping[str, Any]  # of the recipe
+    out: str | Path | None
+
+    @property
+    def source(self) -> str:
+        """The images, by default the digits."""
+        return self.data or DATA
+
+
 PLAN = "lab-plan.json"  # the planned trainings, written before the first one
 FOLDER = ExperimentFolder(PLAN, "experiment")
 DATA = "digits"
@@ -181,21 +200,29 @@ def lab(
             "experiments.argument-unused",
             f"{name} does not use --upstream, which applies only to data-size: leave it out",
         )
+    request = _Request(
+        data=None if data is None else str(data),
+        model=None if model is None else str(model),
+        upstream=None if upstream is None else str(upstream),
+        preset=preset,
+        seeds=seeds,
+        fields=fields,
+        out=out,
+    )
     if isinstance(experiment, Costs):
-        return _cost(experiment, data, model, preset, fields, out)
+        return _cost(experiment, request)
     if isinstance(experiment, Measurement):
-        return _measure(experiment, data, model, preset, seeds, fields, out)
+        return _measure(experiment, request)
     if preset == "paper" and data is None:
         raise VitkitError(
             "experiments.argument-missing",
             "--preset paper trains with the published recipe: name your images with --data FOLDER (`vitkit lab cost "
             "--preset paper` counts what the paper's pre-trainings cost)",
         )
-    source = str(data or DATA)
     if isinstance(experiment, PretrainingSizes):
-        return _transfer(experiment, source, upstream, model, preset, seeds, fields, out)
+        return _transfer(experiment, request)
     assert isinstance(experiment, Ablation)
-    return _ablate(experiment, source, model, preset, seeds, fields, out)
+    return _ablate(experiment, request)
 
 
 def _list_experiments() -> Result:
@@ -214,46 +241,33 @@ def _list_experiments() -> Result:
 # --- Trainings ------------------------------------------------------------------------------------------------
 
 
-def _ablate(
-    ablation: Ablation,
-    data: str,
-    model: str | Path | None,
-    preset: Preset,
-    seeds: int,
-    fields: Mapping[str, Any],
-    out: str | Path | None,
-) -> Result:
-    shared = {**fields} if model is None else {**fields, "model": str(model)}
+def _ablate(ablation: Ablation, request: _Request) -> Result:
+    shared = {**request.fields}
+    if request.model is not None:
+        shared["model"] = request.model
     with ExitStack() as locks:
-        folder = None if out is None else FOLDER.reserve(out, locks)
-        plan, variants = plan_ablation(ablation, data, preset, seeds, shared)
-        command = _command(ablation, data, {"preset": preset, "seeds": seeds, **shared})
+        folder = None if request.out is None else FOLDER.reserve(request.out, locks)
+        plan, variants = plan_ablation(ablation, request.source, request.preset, request.seeds, shared)
+        options = {"preset": request.preset, "seeds": request.seeds, **shared}
+        command = _command(ablation, request.source, options)
         folder = folder or _new_folder(ablation, locks)  # not before the plan, which may refuse the arguments
         return _start(ablation, folder, plan, {"command": command, "variants": variants})
 
 
-def _transfer(
-    experiment: PretrainingSizes,
-    data: str,
-    upstream: str | Path | None,
-    models: str | Path | None,
-    preset: Preset,
-    seeds: int,
-    shared: Mapping[str, Any],
-    out: str | Path | None,
-) -> Result:
+def _transfer(experiment: PretrainingSizes, request: _Request) -> Result:
     from vitkit.experiments.lab.data_size import RESNET, plan_sizes, split_by_class
 
-    base = base_fields(experiment, data, preset, shared)
+    data, upstream, fields = request.source, request.upstream, request.fields
+    base = base_fields(experiment, data, request.preset, fields)
     side = 32 if bundled_name(data) is None else 16  # data with its own recipe, such as the digits, is small
-    names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},{RESNET}")
+    models = request.model or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},{RESNET}"
     with ExitStack() as locks:
-        folder = FOLDER.reserve(out, locks) if out is not None else _new_folder(experiment, locks)
+        folder = _new_folder(experiment, locks) if request.out is None else FOLDER.reserve(request.out, locks)
         folder.mkdir(parents=True, exist_ok=True)
-        sources = split_by_class(data, folder) if upstream is None else (str(upstream), data)
-        plan, variants, images = plan_sizes(*sources, names, base, shared, seeds)
-        options = {"model": models, "upstream": upstream, "preset": preset, "seeds": seeds, **shared}
-        command = _command(experiment, data, options)
+        sources = split_by_class(data, folder) if upstream is None else (upstream, data)
+        plan, variants, images = plan_sizes(*sources, models, base, fields, request.seeds)
+        options = {"model": request.model, "upstream": upstream, "preset": request.preset, "seeds": request.seeds}
+        command = _command(experiment, data, {**options, **fields})
         return _start(experiment, folder, plan, {"command": command, "variants": variants, "images": images})
 
 
@@ -320,44 +334,38 @@ def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[st
 # --- Measurements ---------------------------------------------------------------------------------------------
 
 
-def _measure(
-    measurement: Measurement,
-    data: str | Path | None,
-    model: str | Path | None,
-    preset: Preset,
-    seeds: int,
-    fields: Mapping[str, Any],
-    out: str | Path | None,
-) -> Result:
-    if unused := fields.keys() - {"seed"}:
+def _measure(measurement: Measurement, request: _Request) -> Result:
+    unused = request.fields.keys() - {"seed"}
+    if unused:
         raise VitkitError(
             "experiments.argument-unused",
             f"{measurement.name} measures a model without training, so {min(unused)} has no effect; leave it out",
         )
-    if preset == "paper":
+    if request.preset == "paper":
         raise VitkitError(
             "experiments.recipe-missing",
             f"{measurement.name} trains nothing and has no recipe: set the model to measure with --model",
         )
-    if model is None:
+    if request.model is None:
         raise VitkitError(
             "experiments.argument-missing",
             f"{measurement.name} measures a model: set a run, a checkpoint or published weights with --model",
         )
     from vitkit.experiments.comparison_images import subject_of
 
-    source, seed = str(data or DATA), int(fields.get("seed", 0))
+    seed = int(request.fields.get("seed", 0))
     with ExitStack() as locks:
-        folder = None if out is None else FOLDER.reserve(out, locks)
-        subject = subject_of(str(model), source, seeds, seed)
+        folder = None if request.out is None else FOLDER.reserve(request.out, locks)
+        subject = subject_of(request.model, request.source, request.seeds, seed)
         measured = measurement.measure(subject)
         folder = folder or _new_folder(measurement, locks)
+        options = {"model": request.model, "seeds": request.seeds, "seed": seed}
         figures = {
             "vitkit": vitkit.__version__,
             "experiment": measurement.name,
-            "command": _command(measurement, source, {"model": str(model), "seeds": seeds, "seed": seed}),
-            "model": public_path(model),
-            "data": public_path(source),
+            "command": _command(measurement, request.source, options),
+            "model": public_path(request.model),
+            "data": public_path(request.source),
             **measured.numbers,
             "findings": list(subject.findings),
             "differs": measurement.differs,
@@ -367,16 +375,9 @@ def _measure(
         return _write(result_of(measurement, figures, measured.headings, rows, remarks, folder, measured.arrays))
 
 
-def _cost(
-    experiment: Costs,
-    data: str | Path | None,
-    models: str | Path | None,
-    preset: Preset,
-    fields: Mapping[str, Any],
-    out: str | Path | None,
-) -> Result:
-    unused = ["--data"] if data is not None else []
-    unused += sorted(fields.keys() - {"image_size"})
+def _cost(experiment: Costs, request: _Request) -> Result:
+    unused = ["--data"] if request.data is not None else []
+    unused += sorted(request.fields.keys() - {"image_size"})
     if unused:
         raise VitkitError(
             "experiments.argument-unused",
@@ -384,8 +385,8 @@ def _cost(
         )
     from vitkit.experiments.lab.cost import measure_costs, predict_core_days
 
-    if preset == "paper":
-        given = {"out": out, "model": models, **fields}
+    if request.preset == "paper":
+        given = {"out": request.out, "model": request.model, **request.fields}
         unused = [name for name, value in given.items() if value is not None]
         if unused:
             raise VitkitError(
@@ -393,12 +394,12 @@ def _cost(
                 f"{experiment.name} only counts with --preset paper, so {unused[0]} has no effect: leave it out",
             )
         return predict_core_days(experiment)
-    side = int(fields.get("image_size") or 32)
-    names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},custom:bit_resnet_micro")
+    side = int(request.fields.get("image_size") or 32)
+    models = request.model or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},custom:bit_resnet_micro"
     with ExitStack() as locks:
-        folder = None if out is None else FOLDER.reserve(out, locks)
-        result = measure_costs(experiment, names, side)
-        command = _command(experiment, None, {"model": models, **fields})
+        folder = None if request.out is None else FOLDER.reserve(request.out, locks)
+        result = measure_costs(experiment, models, side)
+        command = _command(experiment, None, {"model": request.model, **request.fields})
         figures = {"vitkit": vitkit.__version__, "command": command, **result.figures}
         folder = folder or _new_folder(experiment, locks)
         return _write(result_of(experiment, figures, result.headings, result.cells, result.remarks, folder))
@@ -435,7 +436,7 @@ def _command(experiment: Experiment, data: str | None, options: Mapping[str, Any
         words += ["--data", public_path(data)]
     for name, value in changed.items():
         parts = value if isinstance(value, (list, tuple)) else (value,)
-        text = ",".join(public_path(part) if isinstance(part, (str, Path)) else str(part).lower() for part in parts)
+        text = ",".join(public_path(part) if isinstance(part, str) else str(part).lower() for part in parts)
         is_option = name in ("model", "upstream", "preset", "seeds")
         words.append(f"--{name} {text}" if is_option else f"--set {name}={text}")
     return " ".join(words)
@@ -548,28 +549,12 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
 
 def pairs_against(against: str, labels: Sequence[str], predictions: RunPredictions) -> list[dict[str, Any]]:
     """Compare each variant with the variant `against`, with p-values that are adjusted for these comparisons."""
-    from vitkit.experiments.comparison_figures import verdict
+    from vitkit.experiments.comparison_figures import compare_pairs
 
-    family, reference = predictions.family(labels), labels.index(against)
+    reference = labels.index(against)
     compared = [(i, reference) for i in range(len(labels)) if i != reference]
-    recipes, trained_models = family.differences(compared), family.differences(compared, include_seeds=False)
-    rows = []
-    for (i, _), recipe, trained in zip(compared, recipes, trained_models, strict=True):
-        label = labels[i]
-        text = verdict(
-            quoted(label), quoted(against), recipe, trained, family.seeds, predictions.described, len(compared)
-        )
-        rows.append(
-            {
-                "a": label,
-                "b": against,
-                "difference": recipe.mean,
-                **recipe.to_dict(),
-                "trained": trained.to_dict(),
-                "verdict": text,
-            }
-        )
-    return rows
+    tests = compare_pairs(labels, compared, predictions.family(labels), predictions.described, in_words=quoted)
+    return [figures for figures, _, _ in tests]
 
 
 def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]], seeds: int) -> list[dict[str, str]]:
