@@ -18,7 +18,8 @@ _REFUSED_FIELDS = ("data", "model", "folds", "devices", "nodes")
 
 def names_of(models: str | Sequence[str]) -> list[str]:
     """Return the requested models as a list; a string is split at its commas."""
-    names = [str(name).strip() for name in (models.split(",") if isinstance(models, str) else models)]
+    parts = models.split(",") if isinstance(models, str) else models
+    names = [str(part).strip() for part in parts]
     if not names or not all(names):
         raise VitkitError(
             "experiments.models-invalid",
@@ -29,9 +30,11 @@ def names_of(models: str | Sequence[str]) -> list[str]:
 
 def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
     """Return the requested fractions of the training images, above 0 and at most 1, in ascending order."""
-    parts = fractions.split(",") if isinstance(fractions, str) else fractions
+    parts: Sequence[str | float] = [fractions] if isinstance(fractions, (int, float)) else fractions
+    if isinstance(fractions, str):
+        parts = fractions.split(",")
     try:
-        values = sorted({float(part) for part in ([parts] if isinstance(parts, (int, float)) else parts)})
+        values = sorted({float(part) for part in parts})
     except (TypeError, ValueError):
         values = []
     if not values or not all(0 < part <= 1 for part in values):
@@ -96,18 +99,20 @@ def fields_of_request(recipe: str | Path | Recipe | None, what: str) -> tuple[st
     if not isinstance(recipe, Recipe):
         return (None if recipe is None else str(recipe)), {}
     fields = {name: getattr(recipe, name) for name in recipe.named}
-    if refused := [name for name in _REFUSED_FIELDS if name in fields]:
+    refused = [name for name in _REFUSED_FIELDS if name in fields]
+    if refused:
         raise VitkitError("experiments.field-refused", f"{refused[0]} cannot be set for {what}: leave it out")
     return recipe.source, fields
 
 
 def refuse_divided(fields: Mapping[str, Any]) -> None:
     """Refuse fields that split one training into several."""
-    if divided := next((field for field in ("folds", "devices", "nodes") if fields.get(field) is not None), None):
-        raise VitkitError(
-            "experiments.field-refused",
-            f"{divided} splits one training into several processes or runs: leave it out to compare",
-        )
+    for field in ("folds", "devices", "nodes"):
+        if fields.get(field) is not None:
+            raise VitkitError(
+                "experiments.field-refused",
+                f"{field} splits one training into several processes or runs: leave it out to compare",
+            )
 
 
 PLANNED = "the plan"  # where the fields of a planned training come from (`Recipe.of`), instead of from the user

@@ -34,29 +34,25 @@ HEADINGS = {
 }
 
 
+_FORMATS: dict[str, Callable[[Any], str]] = {  # of cells that do not simply show a number
+    "name": str,
+    "accuracy": lambda value: f"{100 * value:.1f} %",
+    "interval": lambda ends: interval_text([100 * end for end in ends], 1),
+    "ece": lambda value: f"{value:.3f}",
+    "loss": lambda value: f"{value:.3f}",
+    "parameters": lambda value: f"{value:,}",
+    "file_bytes": lambda value: f"{value / 2**20:.1f}",
+    "caveats": lambda texts: "; ".join(texts) or "-",
+}
+
+
 def cells(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> list[str]:
     """Return the cells of a model's row in the table as text, with a dash for a value that was not measured."""
-    row = []
-    for key in keys:
-        value = model[key]
-        if key == "caveats":
-            cell = "; ".join(value or ()) or "-"
-        elif value is None:
-            cell = "-"
-        elif key == "name":
-            cell = value
-        elif key == "interval":
-            cell = interval_text([100 * end for end in value], 1)
-        else:
-            cell = {
-                "accuracy": f"{100 * value:.1f} %",
-                "ece": f"{value:.3f}",
-                "loss": f"{value:.3f}",
-                "parameters": f"{value:,}",
-                "file_bytes": f"{value / 2**20:.1f}",
-            }.get(key, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
-        row.append(cell)
-    return row
+    return ["-" if model[key] is None else _FORMATS.get(key, _rounded)(model[key]) for key in keys]
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def row_of(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> dict[str, Any]:

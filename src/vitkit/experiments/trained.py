@@ -174,7 +174,8 @@ def _figures(
         right = correct[:, is_of_class].sum(axis=1).tolist()
         classes.append({"class": str(name), "images": int(is_of_class.sum()), "right": right})
 
-    findings, notes = [], []
+    findings: list[str] = []
+    notes: list[str] = []
     for caveat in dict.fromkeys(caveat for run in runs for caveat in run.caveats):
         kind, text = caveat
         if kind not in _GENERAL:

@@ -51,7 +51,9 @@ def model_card_text(name: str, model: CardFacts, made_with: str, run: Path | Non
     """
     files = [] if run is None else [run / name for name in (EVALUATION, FOLDS) if (run / name).is_file()]
     figures = read_figures(files[0]) if files else {}
-    more = len(model.classes) - _LISTED
+    classes = [f"- {markdown_text(label)}" for label in model.classes[:_LISTED]]
+    if len(model.classes) > _LISTED:
+        classes.append(f"- and {len(model.classes) - _LISTED} more")
     pixels = model.preprocess
     height, width = pixels.size
     parts = [
@@ -61,8 +63,7 @@ def model_card_text(name: str, model: CardFacts, made_with: str, run: Path | Non
             "",
             f"The model knows no other classes. {task_of(model.thresholds).description}".rstrip(),
             "",
-            *(f"- {markdown_text(label)}" for label in model.classes[:_LISTED]),
-            *([f"- and {more} more"] if more > 0 else []),
+            *classes,
         ],
         _about_training(model.provenance, run),
         _about_figures(figures),
@@ -86,11 +87,13 @@ def _about_training(provenance: Mapping[str, Any], run: Path | None) -> list[str
             splits = read_json(run / SPLIT).get("splits", {})
             counts = {name: sum(len(images) for images in by_class.values()) for name, by_class in splits.items()}
     recipe = provenance.get("recipe", {})
+    weights = recipe.get("weights")
+    images = [f"{number:,} {_SPLITS.get(split, split)}" for split, number in counts.items()]
     rows = {
         "model": recipe.get("model"),
-        "initial weights": Path(str(recipe.get("weights"))).name if recipe.get("weights") else None,
+        "initial weights": Path(str(weights)).name if weights else None,
         "training method": recipe.get("method"),
-        "photographs": ", ".join(f"{number:,} {_SPLITS.get(name, name)}" for name, number in counts.items()) or None,
+        "photographs": ", ".join(images) or None,
         "digest of the photographs": str(provenance.get("data_hash", ""))[:16] or None,
         "seed": recipe.get("seed"),
     }
@@ -115,7 +118,8 @@ def _about_figures(figures: dict[str, Any]) -> list[str]:
         lines = ["## How good it is", "", f"On {headline.images} {where}:", ""]
     lines += [f"- note: {markdown_text(caveat.text)}" for caveat in headline.caveats]
     for key, name in _FIGURES.items():
-        value, bounds = figures.get(key), figures.get("intervals_95", {}).get(key)
+        value = figures.get(key)
+        bounds = (figures.get("intervals_95") or {}).get(key)
         if isinstance(value, dict):  # of a cross-validation: the mean over its folds, and an interval
             value, bounds = value.get("mean"), value.get("interval_95")
         if isinstance(value, (int, float)):

@@ -150,7 +150,9 @@ class Jobs:
         log = self.log(job)
         lines = read_text(log, "replace").splitlines() if log.is_file() else []
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return errors[-1] if errors else next((line for line in reversed(lines) if line.strip()), "")
+        if errors:
+            return errors[-1]
+        return next((line for line in reversed(lines) if line.strip()), "")
 
     # --- Actions -----------------------------------------------------------------------------------------
 

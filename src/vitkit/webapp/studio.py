@@ -76,19 +76,19 @@ def studio(
         return open_workspace(chosen, runs, labels if has_labels else None, tuple(weights or ()))
 
     workspace = None if source is None else open_chosen(source)
-    runs_folder = workspace.runs if workspace is not None else Path("runs" if runs is None else runs).absolute()
+    runs_folder = Path("runs" if runs is None else runs).absolute() if workspace is None else workspace.runs
     token = None if is_loopback(host) else new_token()
     with _listener_at(host, port) as listener:
         name = f"[{host}]" if ":" in host else host
         if host in (EVERY_ADDRESS, "::"):
             name = socket.gethostname()
-        link = f"http://{name}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}"
-        if workspace is None:
-            log.info(f"studio: {link}")
-            log.info(f"choose a folder in the page; runs: {runs_folder}; Ctrl-C ends the studio, but not trainings")
-        else:
-            log.info(f"studio of {workspace.photographs}: {link}")
-            log.info(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
+        query = "" if token is None else f"?token={token}"
+        link = f"http://{name}:{listener.getsockname()[1]}/{query}"
+        title, advice = "studio", "choose a folder in the page"
+        if workspace is not None:
+            title, advice = f"studio of {workspace.photographs}", f"labels: {workspace.labels}"
+        log.info(f"{title}: {link}")
+        log.info(f"{advice}; runs: {runs_folder}; Ctrl-C ends the studio, but not trainings")
         application = Studio(workspace, runs_folder, open_chosen)
         stored = re.compile(r"/api/folders/[^/]+/files")  # photographs and archives that are sent
         rules = rules_for_host(host, token, stored_paths=stored, max_stored_bytes=MAX_BYTES)
@@ -99,7 +99,8 @@ def _listener_at(host: str, port: int | None) -> socket.socket:
     """Return a socket that is bound to the port. If `port` is None, try 20 ports from 8420 on, then any free one."""
     from vitkit.serving import bound_socket
 
-    for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + 20), 0):
+    numbers = [*range(STUDIO_PORT, STUDIO_PORT + 20), 0] if port is None else [port]
+    for number in numbers:
         try:
             return bound_socket(host, number)
         except socket.gaierror as error:

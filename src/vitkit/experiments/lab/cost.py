@@ -40,17 +40,17 @@ def measure_costs(experiment: Costs, models: str, side: int) -> Result:
     for name, pixels in itertools.product(names_of(models), (side, 2 * side)):
         network = split_network(name)
         if network is None:
-            config = config_for(name, image_size=pixels)
+            model = random_model(config_for(name, image_size=pixels))
         else:
             library, network_name = network
-            config = NetworkConfig(library=library, name=network_name, image_size=(pixels, pixels))
-        model = random_model(config)
+            model = random_model(NetworkConfig(library=library, name=network_name, image_size=(pixels, pixels)))
         built[name, pixels] = model
         functions[f"{name} at {pixels} pixels"] = torch.inference_mode()(
             lambda model=model, pixels=pixels: model(torch.zeros(BATCH, 3, pixels, pixels))
         )
     timings = interleave(functions, ROUNDS)
-    rows, entries = [], []
+    rows: list[tuple[str, ...]] = []
+    entries: list[dict[str, Any]] = []
     for (name, pixels), model in built.items():
         info, speed = describe(model.config), timings[f"{name} at {pixels} pixels"].rate(BATCH)
         entries.append(

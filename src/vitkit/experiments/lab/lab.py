@@ -469,9 +469,7 @@ def plan_ablation(
         fields = request.set_fields()
         notes += [f"{variant.label}: {reason}" for reason in left_out]
         with prefix_errors(variant.label):
-            if variant.after is not None or variant.pretraining:  # the initial weights do not exist yet
-                config = base_config(fields).replace(num_classes=classes)
-            else:
+            if variant.after is None and not variant.pretraining:
                 start = prepared(request)
                 config = start.config
                 (split_images,) = start.parts
@@ -485,6 +483,8 @@ def plan_ablation(
                 fields["method"] = start.recipe.method
                 notes += [*start.source.unmatched, *start.source.corrections]
                 notes += [f"{variant.label}: {reason}" for reason in start.reasons]
+            else:  # the initial weights do not exist yet
+                config = base_config(fields).replace(num_classes=classes)
         info = describe(config)
         descriptions.append(
             {
