@@ -171,20 +171,13 @@ def model_figures(
         values = [run[key] for run in runs_on_most_data]
         figures[key] = None if None in values else statistics.mean(values)
     speeds = [run["train_images_per_s"] for run in runs_on_most_data if run["train_images_per_s"] is not None]
-    accuracies = [
-        {
-            "fraction": each.fraction,
-            "accuracy": float(family.accuracy[index]),
-            "interval": list(family.interval(index)),
-        }
-        for each, family in zip(by_fraction, families, strict=True)
-    ]
+    by_size = zip(by_fraction, families, strict=True)
     return {
         **figures,
         "interval": list(families[-1].interval(index)),
         **costs,
         "train_images_per_s": statistics.median(speeds) if speeds else None,
-        "by_fraction": accuracies,
+        "by_fraction": [{"fraction": each.fraction, **family.accuracy_of(index)} for each, family in by_size],
         "caveats": list(dict.fromkeys(text for run in runs for text in run["caveats"])),
         "runs": runs,
     }

@@ -241,6 +241,10 @@ class Family:
             low, high = interval_scaled_at(low)[0], interval_scaled_at(high)[1]
         return low, high
 
+    def accuracy_of(self, model: int) -> dict[str, Any]:
+        """Return the accuracy of a model and its interval (`interval`) in JSON types."""
+        return {"accuracy": float(self.accuracy[model]), "interval": [float(end) for end in self.interval(model)]}
+
     def winner(self) -> Winner:
         """Return the best model, with its accuracy corrected for the selection.
 

@@ -194,10 +194,7 @@ def _figures(
         "split": runs[0].split if len({run.split for run in runs}) == 1 else "held-out",
         "seeds": [],
         "best": winner.to_dict(names[winner.index], len(runs)),
-        "models": [
-            {"name": name, "accuracy": float(accuracy), "interval": list(family.interval(i)), **costs[name]}
-            for i, (name, accuracy) in enumerate(zip(names, family.accuracy, strict=True))
-        ],
+        "models": [{"name": name, **family.accuracy_of(i), **costs[name]} for i, name in enumerate(names)],
         "pairs": pairs,
         "findings": findings,
         "notes": notes,

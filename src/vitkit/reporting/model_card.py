@@ -121,7 +121,8 @@ def _about_figures(figures: dict[str, Any]) -> list[str]:
         value = figures.get(key)
         bounds = (figures.get("intervals_95") or {}).get(key)
         if isinstance(value, dict):  # of a cross-validation: the mean over its folds, and an interval
-            value, bounds = value.get("mean"), value.get("interval_95")
+            bounds = value.get("interval_95")
+            value = value.get("mean")
         if isinstance(value, (int, float)):
             spread = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %)" if bounds else ""
             lines.append(f"- {name}: {100 * value:.1f} %{spread}")

@@ -174,8 +174,7 @@ def _check_smallest_part(upstream: str, images: int, classes: int) -> None:
 def conclude(experiment: PretrainingSizes, plan: Plan, stored: Mapping[str, Any], out: Path) -> Result:
     """Compare the models after each pre-training, given the content of the plan's file (`stored`)."""
     tuning = replace(plan, jobs=tuple(job for job in plan.jobs if job.model in plan.models))
-    test_images = after_training(((job.model, out / job.folder) for job in tuning.jobs), plan.test_hash)
-    test_images.check()
+    test_images = after_training(tuning, out)
     predictions = [read_run_predictions(tuning, out, size, test_images) for size in plan.fractions]
     families = [family_of(tuning, each) for each in predictions]
     few_shot = [_few_shot_family(tuning, out, each) for each in predictions]
@@ -186,8 +185,8 @@ def conclude(experiment: PretrainingSizes, plan: Plan, stored: Mapping[str, Any]
             {
                 "fraction": size,
                 "images": count,
-                "fine_tuned": _accuracy(family, i),
-                "few_shot": _accuracy(few_shot_family, i),
+                "fine_tuned": family.accuracy_of(i),
+                "few_shot": few_shot_family.accuracy_of(i),
             }
             for size, count, family, few_shot_family in zip(SIZES, counts, families, few_shot, strict=True)
         ]
@@ -207,10 +206,6 @@ def conclude(experiment: PretrainingSizes, plan: Plan, stored: Mapping[str, Any]
         "differs": experiment.differs,
     }
     return _result(experiment, figures, out)
-
-
-def _accuracy(family: Family, index: int) -> dict[str, Any]:
-    return {"accuracy": float(family.accuracy[index]), "interval": list(map(float, family.interval(index)))}
 
 
 def _few_shot_family(plan: Plan, out: Path, predictions: RunPredictions) -> Family:

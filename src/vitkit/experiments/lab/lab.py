@@ -28,6 +28,7 @@ from vitkit.experiments.lab import (
     LAB,
     PAGE,
     Ablation,
+    AblationVariant,
     Costs,
     Experiment,
     Measurement,
@@ -487,23 +488,15 @@ def plan_ablation(
                 config = base_config(fields).replace(num_classes=classes)
         info = describe(config)
         descriptions.append(
-            {
-                "label": variant.label,
-                "paper": variant.paper,
-                "parameters": info.parameters,
-                "gmacs": info.gmacs,
-            }
+            {"label": variant.label, "paper": variant.paper, "parameters": info.parameters, "gmacs": info.gmacs}
         )
         folders[variant.label] = f"runs/{number}-{re.sub(r'[^a-z0-9]+', '-', variant.label.lower()).strip('-')}"
         for run_seed in run_seeds:
+            folder = f"{folders[variant.label]}-seed{run_seed}"
             run_fields = {**fields, "seed": run_seed}
             if variant.after is not None:
                 run_fields["weights"] = f"{FOLDER_PLACEHOLDER}/{folders[variant.after]}-seed{run_seed}"
-            pretraining = None
-            if variant.pretraining:  # with all training images, even if `max_images` limits those of the training
-                common = {name: run_fields[name] for name in _PRETRAINING_FIELDS if name in run_fields}
-                pretraining = {**common, "logger": "none", **variant.pretraining}
-            folder = f"{folders[variant.label]}-seed{run_seed}"
+            pretraining = _pretraining_of(variant, run_fields)
             jobs.append(ComparisonJob(variant.label, run_seed, 1.0, images, run_fields, folder, pretraining))
     jobs.sort(key=lambda job: job.seed)  # all variants of one seed are trained one after another
     test_images = before_training(entries)
@@ -522,13 +515,20 @@ def plan_ablation(
     return plan, descriptions
 
 
+def _pretraining_of(variant: AblationVariant, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    # With all training images, even if `max_images` limits those of the training.
+    if not variant.pretraining:
+        return None
+    common = {name: fields[name] for name in _PRETRAINING_FIELDS if name in fields}
+    return {**common, "logger": "none", **variant.pretraining}
+
+
 def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     """Compute the results of an ablation from its finished runs, in plain JSON types."""
     from vitkit.experiments.comparison_figures import facts_of_test, read_run_predictions, run_figures
     from vitkit.experiments.comparison_images import after_training
 
-    test_images = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
-    test_images.check()
+    test_images = after_training(plan, out)
     predictions = read_run_predictions(plan, out, 1.0, test_images)
     labels = [row["label"] for row in described]
     family = predictions.family(labels)
@@ -536,8 +536,7 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
     for i, row in enumerate(described):
         jobs = [job for job in plan.jobs if job.model == row["label"]]
         runs = [run_figures(job, out, row["gmacs"], predictions) for job in jobs]
-        interval = [float(end) for end in family.interval(i)]
-        variants.append({**row, "accuracy": float(family.accuracy[i]), "interval": interval, "runs": runs})
+        variants.append({**row, **family.accuracy_of(i), "runs": runs})
     pairs = pairs_against(ablation.against, labels, predictions)
     return {
         "variants": variants,
