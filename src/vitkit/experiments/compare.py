@@ -242,13 +242,12 @@ def _result(folder: Path, figures: dict[str, Any]) -> Result:
     from vitkit.text import table
 
     models, findings = figures["models"], figures["findings"]
-    by_name = {model["name"]: model for model in models}
-    best = by_name[figures["best"]["model"]]
+    best = {model["name"]: model for model in models}[figures["best"]["model"]]
     summary = [figures["best"]["sentence"]]
     if figures["luck"] is not None:
         summary.append(figures["luck"]["sentence"])
     verdicts = [pair["verdict"] for pair in figures["pairs"]]
-    verdict = verdict_of_comparison(figures, {name: name for name in by_name}).sentence
+    verdict = verdict_of_comparison(figures).sentence
     images = images_in_words(figures["test_images"], figures["split"])
     counts = f"{plural(len(models), 'model', 'models')} on {figures['data']}"
     about = f"{counts}: {images}, {plural(len(figures['seeds']), 'seed', 'seeds')}"

@@ -38,6 +38,10 @@ class _Answer:
     predicted: str
     image: str  # the digest of the image's file, or its path if the run recorded no digest
 
+    @property
+    def is_correct(self) -> bool:
+        return self.predicted == self.label
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -75,34 +79,35 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
     from vitkit.reporting import verdict_of_comparison, write_trained_comparison
     from vitkit.training import new_run_folder
 
-    names = [folder.resolve().name for folder in folders]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise VitkitError("experiments.run-repeated", "a run is given twice; leave out one of them")
-    first_name = names[0]
+    names = [folder.resolve().name for folder in folders]
+    default_name = f"compare-{names[0]}"
     if len(set(names)) < len(names):
         names = [public_path(str(folder)) for folder in folders]
     runs = [_Run.read(name, folder) for name, folder in zip(names, folders, strict=True)]
     paths = _common_images(runs)
+    correct = np.array([[run.answers[path].is_correct for path in paths] for run in runs])  # (R, n)
     with ExitStack() as locks:
-        folder = new_run_folder(f"compare-{first_name}", locks) if out is None else FOLDER.reserve(out, locks)
+        folder = new_run_folder(default_name, locks) if out is None else FOLDER.reserve(out, locks)
         folder.mkdir(parents=True, exist_ok=True)
-        correct = np.array([[run.answers[path].label == run.answers[path].predicted for path in paths] for run in runs])
         figures = _figures(runs, paths, correct, costs_of({run.name: run.folder for run in runs}, "auto"))
         models = figures["models"]
+        headings, rows = [HEADINGS[key] for key in _COLUMNS], [cells(model, _COLUMNS) for model in models]
+        table = [row_of(model, _COLUMNS) for model in models]
         sentences = [_sentence_of_pair(pair) for pair in figures["pairs"]]
-        titles, rows = [HEADINGS[key] for key in _COLUMNS], [cells(model, _COLUMNS) for model in models]
         differing = [path for path, row in zip(paths, correct.T, strict=True) if 0 < row.sum() < len(runs)]
-        write_json(folder / COMPARISON, figures)
-        write_text(folder / TABLE, csv_table([row_of(model, _COLUMNS) for model in models], end="\n"))
         pictures = list(_pictures(runs, differing[:_MAX_SHOWN]))
-        write_trained_comparison(folder / PAGE, figures, titles, rows, sentences, pictures)
-    verdict = verdict_of_comparison(figures, {name: name for name in names}).sentence
+        write_json(folder / COMPARISON, figures)
+        write_text(folder / TABLE, csv_table(table, end="\n"))
+        write_trained_comparison(folder / PAGE, figures, headings, rows, sentences, pictures)
+    verdict = verdict_of_comparison(figures).sentence
     notes = [*figures["findings"], *figures["notes"]]
     best = shlex.quote(str(folders[names.index(figures["best"]["model"])]))
     return Result(
         "compare",
         [
-            *aligned([titles, *rows]),
+            *aligned([headings, *rows]),
             "",
             *sentences,
             *notes,
@@ -119,7 +124,7 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
             "summary": [verdict],
         },
         json=figures,
-        rows=[row_of(model, _COLUMNS) for model in models],
+        rows=table,
         summary=verdict,
         next_step=f"open {shlex.quote(str(folder / PAGE))}, or vitkit predict {best} PHOTOS",
     )

@@ -147,7 +147,7 @@ def write_trained_comparison(
     shown = thumbnails([file for file, _ in pictures])
     body = from_template(
         _TEMPLATE.with_name("trained.html"),
-        verdict=verdict_of_comparison(figures, {name: name for name in names}),
+        verdict=verdict_of_comparison(figures),
         figure=f"{100 * best['expected']:.1f} %",
         beside=_expected(best),
         findings=[split_level(text) for text in figures["findings"]],
@@ -164,10 +164,17 @@ def write_trained_comparison(
     write_page(path, f"Which of {', '.join(names)}?", body)
 
 
-def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) -> Verdict:
-    """Return which model to take; `figures` is the content of comparison.json, and `short` has the names to show."""
+def verdict_of_comparison(figures: Mapping[str, Any], short_names: Mapping[str, str] | None = None) -> Verdict:
+    """Return which model to take; `figures` is the content of comparison.json.
+
+    If `short_names` is given, it has the name to show for each model.
+    """
+
+    def shown(model: str) -> str:
+        return model if short_names is None else short_names[model]
+
     best = figures["best"]["model"]
-    name = short[best]
+    name = shown(best)
     if not figures["pairs"]:
         return Verdict("note", f"{name} was compared with nothing")
     pairs = {  # with the best model, by the name of the other model
@@ -176,7 +183,7 @@ def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) 
         if best in (pair["a"], pair["b"])
     }
     alike = [
-        short[other]
+        shown(other)
         for other, pair in pairs.items()
         if best not in (pair["better"]["recipe"], pair["better"]["trained"])
     ]
@@ -194,7 +201,7 @@ def verdict_of_comparison(figures: Mapping[str, Any], short: Mapping[str, str]) 
         return Verdict(level, f"Take {name}: it is better than all others{', as trained' if is_as_trained else ''}")
     ((other, pair),) = pairs.items()
     points = f"{100 * abs(pair['difference']):.1f} points"
-    return Verdict(level, f"{name} is better than {short[other]}{', as trained,' if is_as_trained else ''} by {points}")
+    return Verdict(level, f"{name} is better than {shown(other)}{', as trained,' if is_as_trained else ''} by {points}")
 
 
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
