@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from vitkit.data.doctor.examine import Diagnosis
+from vitkit.data.doctor.examine import Copies, Diagnosis
 from vitkit.data.labels import Suspect, chance_in_words
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import Place
@@ -41,24 +41,24 @@ _SUSPECTS = 300  # photographs; more would slow browsers down
 def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
     """Write the page about the check-up of a data set into the HTML file `path`."""
     images = diagnosis.table
-    kinds = {
-        "format": Counter(diagnosis.facts.column("format")),
-        "colours": Counter(diagnosis.facts.column("mode")),
-        "ignored": Counter(images.ignored),
-    }
-    files = [
-        [kind, ", ".join(f"{count} {value}" for value, count in counts.most_common()) or "none"]
-        for kind, counts in kinds.items()
-    ]
-    conflicts = [group for group in diagnosis.copies if group.is_conflict]
-    leaks = [group for group in diagnosis.copies if group.is_leak and not group.is_conflict]
-    others = [group for group in diagnosis.copies if not group.is_leak and not group.is_conflict]
-    copies = []
-    for title, groups, is_problem in (
-        ("One picture, two classes", conflicts, True),
-        ("One picture, two splits", leaks, True),
-        ("Copies", others, False),
+    files = []
+    for kind, values in (
+        ("format", diagnosis.facts.column("format")),
+        ("colours", diagnosis.facts.column("mode")),
+        ("ignored", images.ignored),
     ):
+        counts = [f"{count} {value}" for value, count in Counter(values).most_common()]
+        files.append([kind, ", ".join(counts) or "none"])
+    by_title: dict[str, list[Copies]] = {"One picture, two classes": [], "One picture, two splits": [], "Copies": []}
+    for group in diagnosis.copies:
+        title = "Copies"
+        if group.is_conflict:
+            title = "One picture, two classes"
+        elif group.is_leak:
+            title = "One picture, two splits"
+        by_title[title].append(group)
+    copies = []
+    for title, groups in by_title.items():
         if not groups:
             continue
         count = f"the first {_SHOWN} of {len(groups):,}" if len(groups) > _SHOWN else f"{len(groups)}"
@@ -70,6 +70,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
             }
             for group in groups[:_SHOWN]
         ]
+        is_problem = title != "Copies"
         copies.append((f"{title} ({count})", shown, is_problem))
     body = from_template(
         _TEMPLATES / "checkup.html",

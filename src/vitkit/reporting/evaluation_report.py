@@ -305,7 +305,7 @@ def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) ->
     # The worst mistakes, and the picture regions that led to them; the first picture of each is the photograph.
     explained = []
     for mistake in mistakes:
-        link = {"data-map": photographs.place(mistake.image)}  # from the maps to the photograph in the views
+        link = {"data-map": photographs.place(mistake.image)}  # by which the views find the maps of a photograph
         cells = []
         for number, (caption, data) in enumerate(mistake.pictures):
             cells.append(cell(plots.Thumbnail(data, "jpeg"), (caption,), link if number > 0 else {}))

@@ -224,7 +224,8 @@ class Photographs:
             for label, count in Counter(state.labels).items():
                 if label not in (EXCLUDED, UNLABELLED):
                     counts.update(dict.fromkeys(names_in(label), count))
-            of_folders = {name for label in set(map(table.name_of, range(len(table)))) for name in names_in(label)}
+            folder_labels = {table.name_of(i) for i in range(len(table))}
+            of_folders = {name for label in folder_labels for name in names_in(label)}
             of_rows = [name for edit in edits for name in names_in(edit.label)]
             names = dict.fromkeys([*sorted(of_folders), *of_rows, *sorted(counts)])  # in this order, each once
         return [{"name": name, "count": counts[name]} for name in names if counts[name]]
