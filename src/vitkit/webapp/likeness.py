@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -96,6 +97,14 @@ class Background(Generic[T]):
             self._error = f"{type(error).__name__}: {first_line(error)}"
 
 
+@dataclass(frozen=True)
+class Features:
+    """The features of the n photographs that can be read."""
+
+    numbers: tuple[int, ...]  # of the photographs
+    vectors: Floats  # the features, scaled to unit length, (n, D)
+
+
 _NOT_YET = "the features of the photographs have not been computed yet: wait until they are"
 
 
@@ -105,7 +114,7 @@ class Likeness:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.work: Background[Path] = Background()
-        self._loaded: tuple[Path, tuple[tuple[int, ...], Floats]] | None = None  # the file, and its `features`
+        self._loaded: tuple[Path, Features] | None = None  # the file, and its content
         self._downloaded: Offer | None = None  # the model that the user chose to download
 
     def model(self) -> Offer | None:
@@ -133,11 +142,8 @@ class Likeness:
         if not out.is_file():
             self.work.start(out, embed)
 
-    def features(self, table: ImageTable) -> tuple[tuple[int, ...], Floats] | None:
-        """Return the indices of the n readable photographs, and their features scaled to unit length (n, D).
-
-        None if the features are not computed yet.
-        """
+    def features(self, table: ImageTable) -> Features | None:
+        """Return the features of the readable photographs; None if they are not computed yet."""
         import numpy as np
 
         model = self.model()
@@ -155,7 +161,7 @@ class Likeness:
         rows = [row for row, path in enumerate(paths) if path in number_of]
         vectors = vectors[rows]
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        features = tuple(number_of[paths[row]] for row in rows), vectors
+        features = Features(tuple(number_of[paths[row]] for row in rows), vectors)
         self._loaded = file, features
         return features
 
@@ -166,11 +172,10 @@ class Likeness:
         features = self.features(table)
         if features is None:
             raise VitkitError("webapp.features-missing", _NOT_YET)
-        numbers, vectors = features
-        if number not in numbers:
+        if number not in features.numbers:
             raise VitkitError("webapp.photograph-unreadable", "this photograph cannot be read")
-        similarity = vectors @ vectors[numbers.index(number)]
-        return [numbers[i] for i in np.argsort(-similarity, kind="stable")]
+        similarity = features.vectors @ features.vectors[features.numbers.index(number)]
+        return [features.numbers[i] for i in np.argsort(-similarity, kind="stable")]
 
     def to_dict(self, table: ImageTable) -> dict[str, Any]:
         """Return the model in use, the progress, and whether the features are computed.
@@ -223,30 +228,25 @@ def run_vitkit(arguments: list[str], out: Path) -> None:
         raise VitkitError("webapp.command-failed", reason)
 
 
-def next_labels(
-    state: State, computed: tuple[tuple[int, ...], npt.NDArray[np.float32]] | None, count: int
-) -> dict[str, Any]:
-    """Return the indices of the unlabelled photographs that are most useful to label next, best first.
-
-    `computed` is the result of `Likeness.features`.
-    """
-    if computed is None:
+def next_labels(state: State, features: Features | None, count: int) -> dict[str, Any]:
+    """Return the numbers of the unlabelled photographs that are most useful to label next, best first."""
+    if features is None:
         raise VitkitError("webapp.features-missing", _NOT_YET)
     import numpy as np
 
     from vitkit.evaluation import choose_next
 
-    numbers, features = computed
-    is_labelled = np.array([state.labels[i] not in (UNLABELLED, EXCLUDED) for i in numbers])
+    labels_of_rows = [state.labels[i] for i in features.numbers]
+    is_labelled = np.array([label not in (UNLABELLED, EXCLUDED) for label in labels_of_rows])
     # Exact copies have the same features up to rounding. Of each picture, a labelled copy comes first.
     order = np.argsort(~is_labelled, kind="stable")
-    _, first = np.unique(np.round(features[order], 4), axis=0, return_index=True)
+    _, first = np.unique(np.round(features.vectors[order], 4), axis=0, return_index=True)
     is_considered = is_labelled.copy()  # all labelled photographs, and one of the copies of each other picture
     is_considered[order[first]] = True
-    rows = [row for row, i in enumerate(numbers) if is_considered[row] and state.labels[i] != EXCLUDED]
-    labels = [state.labels[numbers[row]] if is_labelled[row] else None for row in rows]
+    rows = [row for row, label in enumerate(labels_of_rows) if is_considered[row] and label != EXCLUDED]
+    labels = [labels_of_rows[row] if is_labelled[row] else None for row in rows]
     if None not in labels:
         reason = "every photograph has a class already, or is a copy of one that has"
         raise VitkitError("webapp.class-everywhere", reason)
-    chosen = choose_next(features[rows], labels, count)
-    return {"images": [numbers[rows[i]] for i in chosen]}
+    chosen = choose_next(features.vectors[rows], labels, count)
+    return {"images": [features.numbers[rows[i]] for i in chosen]}
