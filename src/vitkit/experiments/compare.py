@@ -200,7 +200,7 @@ def _conclude(plan: Plan, folder: Path) -> Result:
     from vitkit.reporting import write_comparison
 
     device = plan.jobs[0].fields.get("device", "auto")
-    test_images = after_training(plan, folder)
+    test_images = after_training(((job.model, folder / job.folder) for job in plan.jobs), plan.test_hash)
     by_fraction = [numbers.read_run_predictions(plan, folder, fraction, test_images) for fraction in plan.fractions]
     families = [numbers.family_of(plan, predictions) for predictions in by_fraction]
     run_of_model: dict[str, Path] = {}  # the first run of each model on the largest fraction

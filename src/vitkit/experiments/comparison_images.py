@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +46,6 @@ from vitkit.training import (
     load_run_recipe,
 )
 from vitkit.weights import load
-
-if TYPE_CHECKING:
-    from vitkit.experiments.comparison_plan import Plan
 
 _MIN_IMAGES = 20  # minimum number of test images; if fewer than 40 images are held out, the minimum is half of them
 
@@ -130,21 +127,21 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> ComparisonIma
     return ComparisonImages(split, held_out, seen)
 
 
-def after_training(plan: Plan, out: Path) -> ComparisonImages:
-    """Choose the test images for the finished runs of a plan, whose folders are in `out`.
+def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> ComparisonImages:
+    """Choose the test images for finished runs, which are pairs of model name and run folder.
 
-    Each run has a record of the images that its weights have seen. A run is refused if it was tested on other images
-    than the plan says, and so are weights that had seen too many of them.
+    Each run has a record of the images that its weights have seen. `test_hash` is the hash of the comparison's test
+    images (`hash_of_images`). A run that was tested on other images is refused, and so are weights that had seen too
+    many of them.
     """
     seen: dict[str, frozenset[str]] = {}
     chosen: dict[str, None] = {}  # an ordered set
     split, held_out = "all", 0
-    for job in plan.jobs:
-        folder = out / job.folder
+    for model, folder in runs:
         table, contents = split_from_file(folder / SPLIT), read_contents(folder / SPLIT)
         split = held_out_split(table)
         tested = _indices_of(split, table)
-        if _hash_of((table.name_of(i), contents.get(table.paths[i], "")) for i in tested) != plan.test_hash:
+        if _hash_of((table.name_of(i), contents.get(table.paths[i], "")) for i in tested) != test_hash:
             raise VitkitError(
                 "experiments.test-images-differ",
                 f"{folder} was tested on other images than the comparison started with: start a new one",
@@ -155,7 +152,7 @@ def after_training(plan: Plan, out: Path) -> ComparisonImages:
             roles = PictureRecord.from_bytes(record, folder).roles_of(contents)
             seen_by_run = seen_to_exclude({table.paths[i]: roles.get(table.paths[i]) for i in tested}, split)
             if seen_by_run:
-                seen[job.model] = seen.get(job.model, frozenset()) | frozenset(seen_by_run)
+                seen[model] = seen.get(model, frozenset()) | frozenset(seen_by_run)
         recipe = load_run_recipe(folder / RECIPE)
         chosen |= dict.fromkeys(chosen_on(split, recipe.to_dict(), table.task))
     test_images = ComparisonImages(split, held_out, seen, tuple(chosen))

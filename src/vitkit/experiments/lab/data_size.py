@@ -174,7 +174,7 @@ def _check_smallest_part(upstream: str, images: int, classes: int) -> None:
 def conclude(experiment: PretrainingSizes, plan: Plan, stored: Mapping[str, Any], out: Path) -> Result:
     """Compare the models after each pre-training, given the content of the plan's file (`stored`)."""
     tuning = replace(plan, jobs=tuple(job for job in plan.jobs if job.model in plan.models))
-    test_images = after_training(tuning, out)
+    test_images = after_training(((job.model, out / job.folder) for job in tuning.jobs), plan.test_hash)
     predictions = [read_run_predictions(tuning, out, size, test_images) for size in plan.fractions]
     families = [family_of(tuning, each) for each in predictions]
     few_shot = [_few_shot_family(tuning, out, each) for each in predictions]

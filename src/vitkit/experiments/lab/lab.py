@@ -528,7 +528,7 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
     from vitkit.experiments.comparison_figures import facts_of_test, read_run_predictions, run_figures
     from vitkit.experiments.comparison_images import after_training
 
-    test_images = after_training(plan, out)
+    test_images = after_training(((job.model, out / job.folder) for job in plan.jobs), plan.test_hash)
     predictions = read_run_predictions(plan, out, 1.0, test_images)
     labels = [row["label"] for row in described]
     family = predictions.family(labels)
