@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import Pair, ViTConfig, as_pair, stride_of
+from vitkit.model.config import Pair, ViTConfig, as_pair, format_size, stride_of
 from vitkit.model.names import VARIANTS
-from vitkit.weights.layout import block_number, depth_of
+from vitkit.weights.layout import block_number, depth_of, matches_of, most_common
 
 Shape = tuple[int, ...]
 
@@ -59,142 +59,159 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> tuple[ViTConfig, dict[st
             )
     fields |= settings
     fields["heads"] = _heads(fields, assumed, is_described=known.is_described)
-    grid = _grid(shapes, fields, known, assumed)
+    fields |= _positions(shapes, fields, known, assumed)
     if not known.is_published:
         assumed |= _assumed_absences(shapes, fields, settings, known)
-    stride = stride_of(fields["stem"])
-    fields["image_size"] = tuple(side * patch * stride for side, patch in zip(grid, fields["patch_size"], strict=True))
     config = ViTConfig.from_dict(fields)
-    if (written := known.written_size) is not None and written != config.image_size:
+    written = known.written_size
+    if written is not None and written != config.image_size:
         sides = zip(written, config.image_size, config.patch_size, strict=True)
         # Both sizes have the same grid, because the patches of the model ignore a remainder of pixels.
         if all(0 <= stated - used < patch for stated, used, patch in sides):
-            (height, width), (h, w) = written, config.image_size
             assumed["image_size"] = (
-                f"{h}x{w}, to which photographs are resized: the stated size {height}x{width} is not a multiple of the "
-                "patch size"
+                f"{format_size(config.image_size)}, to which photographs are resized: the stated size "
+                f"{format_size(written)} is not a multiple of the patch size"
             )
     return config, assumed
-
-
-def _most_common(sizes: Iterable[int]) -> int:
-    """Return the most common value; 0 if there is none."""
-    candidates = list(sizes)
-    return max(candidates, key=candidates.count, default=0)
 
 
 def _lengths(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
     return [shape[axis] for name, shape in shapes.items() if re.search(pattern, name) and len(shape) > axis]
 
 
+def _has(shapes: Mapping[str, Shape], pattern: str) -> bool:
+    return any(re.search(pattern, name) for name in shapes)
+
+
 def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
-    is_learned = known.fields.get("position", "learned_1d") == "learned_1d"
-    for name in ("patch_embed.proj.weight", *(("pos_embed",) if is_learned else ())):
+    """Return the fields of the encoder, from the patch embedding to the last norm."""
+    required = ["patch_embed.proj.weight"]
+    if known.fields.get("position", "learned_1d") == "learned_1d":
+        required.append("pos_embed")
+    for name in required:
         if name not in shapes:
             raise VitkitError("weights.tensor-missing", f"{known.stored_name(name)} is missing")
+    is_hybrid = _has(shapes, r"^patch_embed\.backbone\.")
+    _check_patch_kernel(shapes, known, is_hybrid=is_hybrid)
+    _, in_channels, *patch_size = shapes["patch_embed.proj.weight"]
+
+    layers = depth_of(match[1] for match in matches_of(r"blocks\.(\d+)\.", shapes))
+    hidden_size = most_common(_lengths(shapes, r"^(blocks\.\d+\.norm[12]|norm|fc_norm)\.", 0))
+    if not layers or not hidden_size:
+        raise VitkitError("weights.tensor-missing", "there are no Transformer blocks")
+    # CLIP normalises embeddings, and its patch embedding has no bias. In any other model, the bias is expected.
+    has_embed_norm = _has(shapes, r"^norm_pre\.")
+    fields: dict[str, Any] = {
+        "layers": layers,
+        "hidden_size": hidden_size,
+        "patch_size": tuple(patch_size),
+        "in_channels": in_channels,
+        **_mlp_fields(shapes),
+        "qkv_bias": _has(shapes, r"attn\.qkv\.bias$"),
+        "embed_norm": has_embed_norm,
+        "patch_bias": "patch_embed.proj.bias" in shapes or not has_embed_norm,
+        "patch_norm": _has(shapes, r"^patch_embed\.norm\."),
+        "layer_scale": 1e-5 if _has(shapes, r"\.ls[12]\.") else None,
+        "attention_norm": _has(shapes, r"\.attn\.norm\."),
+        "mlp_norm": _has(shapes, r"^blocks\..*\.mlp\.norm\."),
+        "stem": None,
+        "class_token": "cls_token" in shapes,
+        "distill_token": "dist_token" in shapes or "head_dist.weight" in shapes,
+        "distill_head": _has(shapes, r"^head_dist\."),
+        "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
+    }
+    return fields | (_stem_fields(shapes) if is_hybrid else {})
+
+
+def _check_patch_kernel(shapes: Mapping[str, Shape], known: Known, *, is_hybrid: bool) -> None:
+    """Check that the kernel of the patch embedding, (D, C, p, q), has plausible channels and a plausible patch."""
     kernel, name = shapes["patch_embed.proj.weight"], known.stored_name("patch_embed.proj.weight")
     if len(kernel) != 4 or 0 in kernel:
         raise VitkitError(
             "weights.tensor-misshapen",
             f"{name} must be a convolution kernel with four dimensions, not of shape {kernel}",
         )
-    is_hybrid = any(name.startswith("patch_embed.backbone.") for name in shapes)
-    if kernel[1] not in (1, 3) and not {"in_channels", "stem"} & set(known.fields) and not is_hybrid:
+    _, channels, height, width = kernel
+    reads_image = not is_hybrid and "stem" not in known.fields  # otherwise it reads the feature map of a stem
+    if reads_image and channels not in (1, 3) and "in_channels" not in known.fields:
         raise VitkitError(
             "weights.tensor-misshapen",
-            f"{name} has {kernel[1]} channels, not 1 or 3: set in_channels={kernel[1]} if this is intended",
+            f"{name} has {channels} channels, not 1 or 3: set in_channels={channels} if this is intended",
         )
-    if kernel[2] != kernel[3] and known.fields.get("patch_size") is None:  # no published model has such a patch
+    if height != width and known.fields.get("patch_size") is None:  # no published model has such a patch
         raise VitkitError(
             "weights.tensor-misshapen",
-            f"{name}: a patch of {kernel[2]}x{kernel[3]} pixels is not square, and nothing confirms this size",
+            f"{name}: a patch of {height}x{width} pixels is not square, and nothing confirms this size",
         )
-    layers = depth_of({match[1] for name in shapes if (match := re.match(r"blocks\.(\d+)\.", name))})
-    norms = re.compile(r"(blocks\.\d+\.norm[12]|norm|fc_norm)\.")
-    hidden_size = _most_common(shape[0] for name, shape in shapes.items() if shape and norms.match(name))
-    if not layers or not hidden_size:
-        raise VitkitError("weights.tensor-missing", "there are no Transformer blocks")
-    # In an ordinary MLP, fc1 has as many outputs as fc2 has inputs. In a gated MLP, fc1 has twice as many. The MLPs are
-    # of the kind for which more tensors agree.
+
+
+def _mlp_fields(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     fc1_outputs = _lengths(shapes, r"^blocks\.\d+\.mlp\.fc1\.(weight|bias)$", 0)
     fc2_inputs = _lengths(shapes, r"^blocks\.\d+\.mlp\.fc2\.weight$", 1)
-    plain, gated = [*fc1_outputs, *fc2_inputs], [*fc1_outputs, *(2 * size for size in fc2_inputs)]
-    if not plain:
+    if not fc1_outputs and not fc2_inputs:
         raise VitkitError(
             "weights.tensor-missing",
             "the blocks have no MLPs: the checkpoint is incomplete, or not of a Vision Transformer",
         )
-    is_gated = gated.count(_most_common(gated)) > plain.count(_most_common(plain))
-    # CLIP normalises embeddings, and its patch embedding has no bias. In any other model, the bias is expected.
-    has_embed_norm = any(name.startswith("norm_pre.") for name in shapes)
-    fields: dict[str, Any] = {
-        "layers": layers,
-        "hidden_size": hidden_size,
-        "patch_size": kernel[2:],
-        "in_channels": kernel[1],
-        "mlp_kind": "swiglu" if is_gated else "mlp",
-        "mlp_size": _most_common(gated) // 2 if is_gated else _most_common(plain),
-        "qkv_bias": any(name.endswith("attn.qkv.bias") for name in shapes),
-        "embed_norm": has_embed_norm,
-        "patch_bias": "patch_embed.proj.bias" in shapes or not has_embed_norm,
-        "patch_norm": any(name.startswith("patch_embed.norm.") for name in shapes),
-        "layer_scale": 1e-5 if any(".ls1." in name or ".ls2." in name for name in shapes) else None,
-        "attention_norm": any(".attn.norm." in name for name in shapes),
-        "mlp_norm": any(name.startswith("blocks.") and ".mlp.norm." in name for name in shapes),
-        "stem": None,
-        "class_token": "cls_token" in shapes,
-        "distill_token": "dist_token" in shapes or "head_dist.weight" in shapes,
-        "distill_head": any(name.startswith("head_dist.") for name in shapes),
-        "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
+    # In an ordinary MLP, fc1 has as many outputs as fc2 has inputs. In a gated MLP, fc1 has twice as many. The MLPs are
+    # of the kind for which more tensors agree.
+    if_plain = fc1_outputs + fc2_inputs
+    if_gated = fc1_outputs + [2 * size for size in fc2_inputs]
+    plain_size, gated_size = most_common(if_plain), most_common(if_gated)
+    if if_gated.count(gated_size) > if_plain.count(plain_size):
+        return {"mlp_kind": "swiglu", "mlp_size": gated_size // 2}
+    return {"mlp_kind": "mlp", "mlp_size": plain_size}
+
+
+def _stem_fields(shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """Return the fields of a hybrid, whose images are read by a ResNet stem."""
+    units: dict[int, int] = {}  # the number of residual units of each stage
+    for match in matches_of(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", shapes):
+        stage, unit = block_number(match[1]), block_number(match[2])
+        units[stage] = max(units.get(stage, 0), unit + 1)
+    stages = max(units, default=-1) + 1
+    root = shapes.get("patch_embed.backbone.stem.conv.weight", ())
+    return {
+        "in_channels": root[1] if len(root) == 4 and root[1] in (1, 3) else 3,
+        "stem": tuple(units.get(stage, 1) for stage in range(stages)),
     }
-    if is_hybrid:
-        units: dict[int, int] = {}  # the number of residual units of each stage
-        unit_name = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.")
-        for match in filter(None, map(unit_name.match, shapes)):
-            stage, unit = block_number(match[1]), block_number(match[2])
-            units[stage] = max(units.get(stage, 0), unit + 1)
-        root = shapes.get("patch_embed.backbone.stem.conv.weight", ())
-        fields["in_channels"] = root[1] if len(root) == 4 and root[1] in (1, 3) else 3
-        fields["stem"] = tuple(units.get(stage, 1) for stage in range(max(units, default=-1) + 1))
-    return fields
 
 
 def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) -> dict[str, Any]:
-    has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
+    """Return the fields of pooling, representation layer and head; `fields` are those of the encoder."""
+    has_fc_norm = _has(shapes, r"^fc_norm\.")
     has_token = known.fields.get("class_token", fields["class_token"])
     pool = "token" if has_token and not has_fc_norm else "gap"
-    if any(name.startswith("attn_pool.") for name in shapes):
+    if _has(shapes, r"^attn_pool\."):
         pool = "map"
-    is_deit3 = fields["layer_scale"] and fields["qkv_bias"] and pool == "gap" and not has_fc_norm
-    if is_deit3 and not fields["class_token"] and not {"pool", "class_token"} & set(known.fields):
-        # In DeiT III and DINOv2, only patches have positions. If the class token is lost, they look mean-pooled.
+    # In DeiT III and DINOv2, only patches have positions. If the class token is lost, they look mean-pooled.
+    looks_pooled = pool == "gap" and not has_fc_norm and not fields["class_token"]
+    is_deit3 = fields["layer_scale"] and fields["qkv_bias"]
+    if looks_pooled and is_deit3 and not {"pool", "class_token"} & known.fields.keys():
         raise VitkitError(
             "weights.tensor-missing",
             f"{known.stored_name('cls_token')} is missing; if the model has none, set pool='gap'",
         )
-    pool_mlp_size = _most_common(_lengths(shapes, r"^attn_pool\.mlp\.fc1\.(weight|bias)$", 0))
+    pool_mlp_size = most_common(_lengths(shapes, r"^attn_pool\.mlp\.fc1\.(weight|bias)$", 0))
+    heads = ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
     return {
         "pool": pool,
         "pool_mlp_size": pool_mlp_size if pool_mlp_size not in (0, fields["mlp_size"]) else None,
         "fc_norm": has_fc_norm,
         "representation_size": _majority_length(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), known) or None,
-        "num_classes": _majority_length(
-            shapes, ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"), known
-        ),
+        "num_classes": _majority_length(shapes, heads, known),
     }
 
 
 def _majority_length(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> int:
     """Return the length of the first axis of most of these tensors, 0 if none exists; raise without a majority."""
     lengths = {name: shapes[name][0] for name in names if shapes.get(name)}
-    most_common = _most_common(lengths.values())
-    if lengths and 2 * list(lengths.values()).count(most_common) <= len(lengths):
-        raise VitkitError(
-            "weights.tensor-misshapen",
-            " and ".join(f"{known.stored_name(name)} ({length})" for name, length in lengths.items())
-            + " must have the same first dimension",
-        )
-    return most_common
+    length_of_most = most_common(lengths.values())
+    votes = list(lengths.values()).count(length_of_most)
+    if lengths and votes <= len(lengths) / 2:
+        stated = " and ".join(f"{known.stored_name(name)} ({length})" for name, length in lengths.items())
+        raise VitkitError("weights.tensor-misshapen", f"{stated} must have the same first dimension")
+    return length_of_most
 
 
 # Fields that tensors determine, each with one such tensor, which error messages name.
@@ -224,8 +241,8 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
         return fields["heads"]  # `ViTConfig` checks the value
     layers, hidden_size = fields["layers"], fields["hidden_size"]
     later_parts = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
-    is_plain_vit = not any(fields[name] for name in later_parts) and fields["stem"] is None
-    is_plain_vit = is_plain_vit and fields.get("rotary", "none") == "none"
+    has_later_part = any(fields[name] for name in later_parts) or fields.get("rotary", "none") != "none"
+    is_plain_vit = not has_later_part and fields["stem"] is None
     # The classes of timm and transformers have 12 layers and 12 heads by default.
     may_have_default = is_plain_vit and layers == 12 and hidden_size % 12 == 0
     known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _OTHER_HEADS
@@ -267,8 +284,9 @@ def _assumed_absences(
             "file has lost them, predictions are wrong"
         )
     has_prefix = fields["class_token"] or fields["distill_token"]
-    lacks_row = "pos_embed" in shapes and has_prefix and not fields["prefix_positions"] and not fields["registers"]
-    if "prefix_positions" not in settings and lacks_row:
+    is_usual_prefix = has_prefix and not fields["registers"]
+    lacks_row = "pos_embed" in shapes and not fields["prefix_positions"]
+    if is_usual_prefix and lacks_row and "prefix_positions" not in settings:
         assumed["prefix_positions"] = (
             f"False, because {known.stored_name('pos_embed')} has as many rows as there are patches and none for the "
             "class token, as in DeiT III; if the file has lost a row, or its registers, predictions are wrong"
@@ -276,53 +294,70 @@ def _assumed_absences(
     return assumed
 
 
-def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, assumed: dict[str, str]) -> Pair:
-    """Return the patch grid of the position embeddings, and set `prefix_positions` in `fields`."""
+def _positions(
+    shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known, assumed: dict[str, str]
+) -> dict[str, Any]:
+    """Return the image size, and whether prefix tokens have positions if there is a table of position embeddings.
+
+    A grid that is assumed although others are possible is added to `assumed`.
+    """
     stride = stride_of(fields["stem"])
+    patch_height, patch_width = fields["patch_size"]
 
-    def grid_of(size: Pair) -> Pair:
-        height, width = (-(-side // stride) // patch for side, patch in zip(size, fields["patch_size"], strict=True))
-        return height, width
+    def grid_of(size: Pair | None) -> Pair | None:
+        if size is None:
+            return None
+        height, width = (-(-side // stride) for side in size)  # the stem rounds up
+        return height // patch_height, width // patch_width
 
-    requested = None if known.image_size is None else grid_of(known.image_size)
-    written = None if known.written_size is None else grid_of(known.written_size)
+    def size_of(grid: Pair) -> Pair:
+        return grid[0] * patch_height * stride, grid[1] * patch_width * stride
+
+    requested, written = grid_of(known.image_size), grid_of(known.written_size)
     if "pos_embed" not in shapes:
         # Tables of relative biases have a fixed size, which `written` describes; other positions fit any grid.
-        grid = (written or requested) if fields.get("position") == "relative_bias" else (requested or written)
+        is_fixed = fields.get("position") == "relative_bias"
+        grid = (written or requested) if is_fixed else (requested or written)
         if grid is None:
             raise VitkitError(
                 "weights.grid-unknown",
                 "there are no learned positions that determine the grid: set image_size=(height, width)",
             )
-        return grid
+        return {"image_size": size_of(grid)}
+
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
     has_prefix = fields.get("prefix_positions")  # None if the format does not determine it: both are tried then
     prefixes = dict.fromkeys((tokens, 0)) if has_prefix is None else (tokens if has_prefix else 0,)
     for prefix in prefixes:  # the number of positions of prefix tokens
-        side = math.isqrt(max(length - prefix, 0))
-        for grid in (written, requested, (side, side)):
-            if grid is not None and grid[0] * grid[1] == length - prefix > 0:
-                fields["prefix_positions"] = prefix == tokens
-                if grid == requested != (side, side) and written is None and side * side == length - prefix:
-                    assumed["grid"] = f"{grid[0]}x{grid[1]}, as in image_size, and not {side}x{side}"
-                return grid
-    # A token is missing, or the grid is not square.
+        patches = length - prefix
+        side = math.isqrt(max(patches, 0))
+        candidates = [grid for grid in (written, requested, (side, side)) if grid is not None]
+        fitting = [grid for grid in candidates if grid[0] * grid[1] == patches > 0]
+        if fitting:
+            grid = fitting[0]
+            if written is None and grid != (side, side) in fitting:
+                assumed["grid"] = f"{format_size(grid)}, as in image_size, and not {side}x{side}"
+            return {"image_size": size_of(grid), "prefix_positions": prefix == tokens}
+    raise _no_grid(length, fields, known)
+
+
+def _no_grid(length: int, fields: Mapping[str, Any], known: Known) -> VitkitError:
+    """Return the error for a table of `length` positions with no fitting grid: it is not square, or lacks a token."""
     extra = length - math.isqrt(length) ** 2
     number = f"{known.stored_name('pos_embed')} has {length} positions"
     if extra in (1, 2) and not fields["class_token"]:
         missing = known.stored_name("cls_token")
         if not fields["registers"] and (fields["fc_norm"] or fields["pool"] == "map"):
             missing += f" or {known.stored_name('reg_token')}"
-        raise VitkitError("weights.tensor-missing", f"{missing} is missing: {number}, {extra} more than a square")
+        return VitkitError("weights.tensor-missing", f"{missing} is missing: {number}, {extra} more than a square")
     if extra == 2 and not fields["distill_token"]:
-        raise VitkitError(
-            "weights.tensor-missing", f"{known.stored_name('dist_token')} is missing: {number}, 2 more than a square"
-        )
-    raise VitkitError(
+        missing = known.stored_name("dist_token")
+        return VitkitError("weights.tensor-missing", f"{missing} is missing: {number}, 2 more than a square")
+    with_token = " with its class token" if fields["class_token"] else ""
+    return VitkitError(
         "weights.grid-unknown",
-        f"{number}, which is not a square grid{' with its class token' if fields['class_token'] else ''}: set "
-        "image_size=(height, width)",
+        f"{number}, which is not a square grid{with_token}: set image_size=(height, width)",
     )
 
 

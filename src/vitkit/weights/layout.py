@@ -7,8 +7,9 @@ checkpoint with a layout tensor by tensor, so that no checkpoint is loaded only 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -41,6 +42,10 @@ class Piece:
     stored_names: tuple[str, ...]
     join: Join = lambda stored: stored
     split: Split = lambda ours, _config: (ours,)
+
+    def renamed(self, rename: Callable[[str], str]) -> Piece:
+        """Return this conversion for stored tensors with other names."""
+        return replace(self, stored_names=tuple(map(rename, self.stored_names)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,11 +216,40 @@ def folded_positions(cls: str, positions: str) -> dict[str, Piece]:
     }
 
 
+def pooled_pieces(whole: str) -> dict[str, Piece]:
+    """Return the `Piece`s of attention pooling whose q, k and v are stored in one tensor, `whole` + weight or bias.
+
+    The stored tensor can be computed neither from q alone nor from k and v, so `split` returns None.
+    """
+    pieces = {}
+    for part in ("weight", "bias"):
+        stored = (f"{whole}{part}",)
+        pieces[f"attn_pool.q.{part}"] = Piece(stored, lambda qkv: qkv[: qkv.shape[0] // 3], lambda *_: (None,))
+        pieces[f"attn_pool.kv.{part}"] = Piece(stored, lambda qkv: qkv[qkv.shape[0] // 3 :], lambda *_: (None,))
+    return pieces
+
+
 def require(checkpoint: Checkpoint, kind: str, *names: str) -> None:
     """Raise VitkitError if a checkpoint of the given kind lacks one of these tensors."""
     for name in names:
         if name not in checkpoint.tensors:
             raise VitkitError("weights.tensor-missing", f"{checkpoint.path} ({kind}): {name} is missing")
+
+
+def matches_of(pattern: str | re.Pattern[str], names: Iterable[str]) -> list[re.Match[str]]:
+    """Return the matches of a pattern at the start of names, without those names that do not match."""
+    return [match for match in map(re.compile(pattern).match, names) if match]
+
+
+def most_common(values: Iterable[int]) -> int:
+    """Return the most common value, the first one of several; 0 if there is none."""
+    candidates = list(values)
+    return max(candidates, key=candidates.count, default=0)
+
+
+def shape_of(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+    """Return the shape of a stored tensor; () if the checkpoint lacks it."""
+    return tensors[name].shape if name in tensors else ()
 
 
 def block_number(digits: str) -> int:

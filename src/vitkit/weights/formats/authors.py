@@ -13,15 +13,27 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats import timm_eva as eva
 from vitkit.weights.formats.huggingface_others import BASE, PREPROCESS, SIDE, SIZE_ASSUMED
 from vitkit.weights.formats.timm import DEIT
-from vitkit.weights.layout import Layout, Piece, folded_positions, joined, require, same, with_axes
+from vitkit.weights.layout import (
+    Layout,
+    Piece,
+    folded_positions,
+    joined,
+    matches_of,
+    pooled_pieces,
+    require,
+    same,
+    with_axes,
+)
 
-_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)$")
 _TRAINING_ONLY = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", "lm_head.weight", "lm_head.bias")
 
 
@@ -57,8 +69,6 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
             raise VitkitError(
                 "weights.tensor-invalid", f"{checkpoint.path} (DINOv3): rope_embed.periods must be powers of one base"
             )
-    features = names["patch_embed.proj.weight"].shape[:1]
-    frequencies = names["rope_embed.periods"].shape
     fields: dict[str, Any] = {
         "rotary": "dinov3",
         "rotary_base": base,
@@ -68,8 +78,9 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
         "norm_eps": 1e-5,
         "gelu": "erf",
     }
-    if features and frequencies and frequencies[0]:  # a head has four features for each frequency
-        fields["heads"] = features[0] // (4 * frequencies[0])
+    kernel = names["patch_embed.proj.weight"].shape
+    if kernel and n:
+        fields["heads"] = kernel[0] // (4 * n)  # a head has four features for each frequency
     return Layout(
         format="DINOv3",
         pieces=_dinov3_pieces(names, dropped),
@@ -85,28 +96,35 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
 
 
 def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]) -> dict[str, Piece]:
-    matches = [match for name in names if (match := _BLOCK.fullmatch(name))]
-    blocks, parts = ({match[group]: None for match in matches} for group in (1, 2))
     pieces = {name: same(name) for name in names if not name.startswith("blocks.") and name not in dropped}
     pieces["reg_token"] = pieces.pop("storage_tokens")
-    for layer in blocks:
+    matches = matches_of(_BLOCK, names)
+    parts = dict.fromkeys(match[2] for match in matches)  # every block is expected to have the parts of any block
+    for layer in dict.fromkeys(match[1] for match in matches):
         prefix = f"blocks.{layer}."
-        by_name = {f"{prefix}{part}": same(f"{prefix}{part}") for part in parts}
-        if "attn.qkv.bias_mask" in parts:  # 1 for q, 0 for k, 1 for v
+        pieces |= {f"{prefix}{part}": same(f"{prefix}{part}") for part in parts}
+        if "attn.qkv.bias_mask" in parts:
             bias, mask = f"{prefix}attn.qkv.bias", f"{prefix}attn.qkv.bias_mask"
-            del by_name[mask]
-            by_name[bias] = Piece(
-                (bias, mask),
-                lambda bias, mask: torch.where(mask == 0, 0, bias),
-                lambda ours, _: (ours, torch.cat([torch.full_like(ours[: len(ours) // 3], i) for i in (1, 0, 1)])),
-            )
+            del pieces[mask]
+            pieces[bias] = _masked_bias(bias, mask)
         if "mlp.w1.weight" in parts:
             for kind in ("weight", "bias"):
                 gate, value, out = (f"{prefix}mlp.w{i}.{kind}" for i in (1, 2, 3))
-                by_name = {name: piece for name, piece in by_name.items() if name not in (gate, value, out)}
-                by_name |= {f"{prefix}mlp.fc1.{kind}": joined(gate, value), f"{prefix}mlp.fc2.{kind}": same(out)}
-        pieces |= by_name
+                for stored in (gate, value, out):
+                    pieces.pop(stored, None)
+                pieces[f"{prefix}mlp.fc1.{kind}"] = joined(gate, value)
+                pieces[f"{prefix}mlp.fc2.{kind}"] = same(out)
     return pieces
+
+
+def _masked_bias(bias: str, mask: str) -> Piece:
+    """Return the `Piece` of a bias of q, k and v, whose mask is 1 for q, 0 for k and 1 for v."""
+
+    def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, Tensor]:
+        q, k, v = ours.chunk(3)
+        return ours, torch.cat([torch.ones_like(q), torch.zeros_like(k), torch.ones_like(v)])
+
+    return Piece((bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), split)
 
 
 # --- EVA-02 ---------------------------------------------------------------------------------------------------
@@ -135,8 +153,7 @@ def _eva02(checkpoint: Checkpoint) -> Layout | None:
         return None
     reversed_rules = [(timms, theirs) for theirs, timms in rules]
     pieces = {
-        ours: Piece(tuple(_replaced(name, reversed_rules) for name in piece.stored_names), piece.join, piece.split)
-        for ours, piece in layout.pieces.items()
+        ours: piece.renamed(lambda name: _replaced(name, reversed_rules)) for ours, piece in layout.pieces.items()
     }
     return replace(layout, format="EVA-02", pieces=_in_every_block(pieces), dropped={**layout.dropped, **dropped})
 
@@ -164,7 +181,7 @@ _PE_NAMES = (  # the authors' names, and timm's
     (".ls_1.gamma", ".gamma_1"),
     (".ls_2.gamma", ".gamma_2"),
 )
-_POOLED = "visual.attn_pool.attn.in_proj_"  # q, k and v in one
+_POOLED = "visual.attn_pool.attn.in_proj_"
 
 
 def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
@@ -173,30 +190,31 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
     require(checkpoint, "Perception Encoder", "visual.positional_embedding", "visual.conv1.weight")
     dropped = {name: "text encoder" for name in names if not name.startswith("visual.")}
     dropped["visual.proj"] = "from the features to the space that images share with texts"
-    kept = {name: tensor for name, tensor in names.items() if name not in dropped and not name.startswith(_POOLED)}
-    renamed = {_replaced(name, _PE_NAMES): tensor for name, tensor in kept.items()}
+    timms_name = {
+        name: _replaced(name, _PE_NAMES) for name in names if name not in dropped and not name.startswith(_POOLED)
+    }
+    renamed = {timms: names[theirs] for theirs, timms in timms_name.items()}
     if "pos_embed" in renamed:
         renamed["pos_embed"] = replace(renamed["pos_embed"], shape=(1, *renamed["pos_embed"].shape))
     layout = eva.recognise(replace(checkpoint, tensors=renamed))
     if layout is None:
         return None
-    theirs = {_replaced(name, _PE_NAMES): name for name in kept}
-    reversed_rules = [(timms, their) for their, timms in reversed(_PE_NAMES)]
-    pieces = {}
-    for ours, piece in layout.pieces.items():
-        stored_names = tuple(theirs.get(name, _replaced(name, reversed_rules)) for name in piece.stored_names)
-        pieces[ours] = Piece(stored_names, piece.join, piece.split)
-    pieces |= {"cls_token": with_axes("visual.class_embedding", 2)}
-    pieces |= {"pos_embed": with_axes("visual.positional_embedding", 1)}
-    for kind in ("weight", "bias"):
-        whole = (f"{_POOLED}{kind}",)
-        # One tensor stores q, k and v. It cannot be computed from q alone or from k and v, so `split` returns None.
-        pieces[f"attn_pool.q.{kind}"] = Piece(whole, lambda qkv: qkv[: len(qkv) // 3], lambda *_: (None,))
-        pieces[f"attn_pool.kv.{kind}"] = Piece(whole, lambda qkv: qkv[len(qkv) // 3 :], lambda *_: (None,))
-    for timms, their in reversed_rules:  # errors about missing tensors then have the authors' names
-        if their.startswith("visual.") and their.endswith(".") and not timms.endswith("blocks."):
+
+    reversed_rules = [(timms, theirs) for theirs, timms in reversed(_PE_NAMES)]
+    authors_name = {timms: theirs for theirs, timms in timms_name.items()}
+
+    def rename(timms: str) -> str:
+        return authors_name.get(timms) or _replaced(timms, reversed_rules)  # by the rules if the tensor is missing
+
+    pieces = {ours: piece.renamed(rename) for ours, piece in layout.pieces.items()}
+    pieces["cls_token"] = with_axes("visual.class_embedding", 2)
+    pieces["pos_embed"] = with_axes("visual.positional_embedding", 1)
+    pieces |= pooled_pieces(_POOLED)
+    for timms, theirs in reversed_rules:  # errors about missing tensors then have the authors' names
+        is_layer = theirs.startswith("visual.") and theirs.endswith(".")
+        if is_layer and timms != "blocks.":
             for kind in ("weight", "bias"):
-                pieces.setdefault(f"{timms}{kind}", same(f"{their}{kind}"))
+                pieces.setdefault(f"{timms}{kind}", same(f"{theirs}{kind}"))
     pieces.setdefault("attn_pool.latent", same("visual.attn_pool.probe"))
     dropped = {name: reason for name, reason in dropped.items() if name in names}
     return replace(layout, format="Perception Encoder", pieces=_in_every_block(pieces), dropped=dropped)
@@ -204,12 +222,13 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
 
 def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
     """Add a piece that only some blocks have to the others, so that errors about them state the authors' names."""
-    matches = {match: piece for name, piece in pieces.items() if (match := _BLOCK.fullmatch(name))}
-    layers, completed = {match[1] for match in matches}, dict(pieces)
-    for match, piece in matches.items():
-        for layer in layers:
-            names = tuple(name.replace(f"blocks.{match[1]}.", f"blocks.{layer}.") for name in piece.stored_names)
-            completed.setdefault(f"blocks.{layer}.{match[2]}", Piece(names, piece.join, piece.split))
+    matches = matches_of(_BLOCK, pieces)
+    completed = dict(pieces)
+    for layer in {match[1] for match in matches}:
+        for match in matches:
+            old, new = f"blocks.{match[1]}.", f"blocks.{layer}."
+            piece = pieces[match.string].renamed(lambda name, old=old, new=new: name.replace(old, new))  # type: ignore[misc]
+            completed.setdefault(f"{new}{match[2]}", piece)
     return completed
 
 
@@ -221,25 +240,27 @@ def _replaced(name: str, rules: Iterable[tuple[str, str]]) -> str:
 
 DINO_PREPROCESS = DEIT
 # Training divides blocks into chunks, so names may have the number of the chunk before that of the layer.
-_BLOCK_DINO = re.compile(r"^(blocks\.(?:\d+\.)?(\d+)\.)(.+)")
+_BLOCK_DINO = re.compile(r"(blocks\.(?:\d+\.)?(\d+)\.)(.+)$")
 
 
 def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it is the one of DINOv2's authors; None for any other."""
     names = checkpoint.tensors
-    has_blocks = any(re.match(r"blocks\.(\d+\.)?\d+\.ls1\.gamma$", name) for name in names)
-    if not has_blocks or not ({"register_tokens", "mask_token"} & set(names) or any(".mlp.w12." in n for n in names)):
+    if not matches_of(r"blocks\.(\d+\.)?\d+\.ls1\.gamma$", names):
         return None
-    matches = [match for name in names if (match := _BLOCK_DINO.fullmatch(name))]
-    blocks, parts = ({match[group]: None for match in matches} for group in (1, 3))
+    has_token = "register_tokens" in names or "mask_token" in names
+    if not has_token and not any(".mlp.w12." in name for name in names):
+        return None
+    matches = matches_of(_BLOCK_DINO, names)
     # Every block should have the tensors that any block has. Errors about missing ones need their names, too.
+    blocks, parts = (dict.fromkeys(match[group] for match in matches) for group in (1, 3))
     expected = ["register_tokens", *(block + part for block in blocks for part in parts)]
     absent = [name for name in expected if name not in names]
     pieces = {}
     for name in (*absent, *names):
-        ours = "reg_token" if name == "register_tokens" else name
+        ours = _BLOCK_DINO.sub(r"blocks.\2.\3", name)
         ours = ours.replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2.")
-        pieces[_BLOCK_DINO.sub(r"blocks.\2.\3", ours)] = same(name)
+        pieces["reg_token" if name == "register_tokens" else ours] = same(name)
     has_registers = "register_tokens" in names
     if has_registers:
         pieces |= folded_positions("cls_token", "pos_embed")

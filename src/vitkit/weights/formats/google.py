@@ -7,7 +7,6 @@ D_h), so their shapes determine the number of heads.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,9 +21,9 @@ from vitkit.model.config import ViTConfig
 from vitkit.system.files import to_json
 from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
 from vitkit.weights.formats.export import check_expressible, export_note, model_of, tensors_under
-from vitkit.weights.layout import Layout, Piece, block_number, depth_of, same
+from vitkit.weights.layout import Layout, Piece, block_number, depth_of, matches_of, most_common, same
 
-_PREFIXES = ("opt/target/", "params/img/", "params/")
+_PREFIXES = ("opt/target/", "params/img/", "params/", "")
 _PUBLISHED = ("LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")
 _SAVED_NOW = ("LayerNorm_1", "MultiHeadDotProductAttention_0", "MlpBlock_0")
 _POSITIONS = "Transformer/posembed_input/pos_embedding"  # big_vision has them at the top level
@@ -43,55 +42,51 @@ FIELDS: dict[str, Any] = {
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint of the reference implementation or big_vision; None for any other."""
     names = checkpoint.tensors
-    for prefix in (*_PREFIXES, ""):
-        if any(name.startswith(f"{prefix}Transformer/") for name in names):
-            break
-    else:
+    prefix = next(
+        (start for start in _PREFIXES if any(name.startswith(f"{start}Transformer/") for name in names)), None
+    )
+    if prefix is None:
         return None
     tensors = {name.removeprefix(prefix): tensor for name, tensor in names.items() if name.startswith(prefix)}
-    dropped = {name: f"it is not in {prefix}" for name in names if not name.startswith(prefix)}
     is_stacked = any(name.startswith(_BIG_VISION) for name in tensors)
     has_positions_at_top = "pos_embedding" in tensors and _POSITIONS not in tensors
     is_big_vision = is_stacked or prefix.startswith("params") or has_positions_at_top
     is_folded = is_big_vision and _POSITIONS not in tensors  # big_vision adds the class token's position to the token
-    note = stored_note(checkpoint)
-    heads = [
-        tensor.shape[-2]
-        for name, tensor in tensors.items()
-        if re.search(r"/(query|key|value)/kernel$", name) and len(tensor.shape) >= 3
-    ]
-    fields: dict[str, Any] = {
-        **FIELDS,
-        "heads": max(set(heads), key=heads.count) if heads else None,
-        "prefix_positions": not is_folded if "cls" in tensors else None,
-        **note.get("fields", {}),
-    }
+
     if is_stacked:
-        lengths = [t.shape[0] for name, t in tensors.items() if name.startswith(_BIG_VISION) and t.shape]
-        depth = depth_of(map(str, range(max(set(lengths), key=lengths.count))))  # refuses too many blocks
+        stacked = [tensor.shape for name, tensor in tensors.items() if name.startswith(_BIG_VISION)]
+        depth = most_common(shape[0] for shape in stacked if shape)
+        depth_of(map(str, range(depth)))  # refuses too many blocks
     else:
-        block = re.compile(r"Transformer/encoderblock_(\d+)/")
-        depth = depth_of(match[1] for match in map(block.match, tensors) if match)
-    sublayers = _PUBLISHED if any("MlpBlock_3" in name for name in tensors) else _SAVED_NOW
-    positions = "pos_embedding" if is_folded else _POSITIONS
+        depth = depth_of(match[1] for match in matches_of(r"Transformer/encoderblock_(\d+)/", tensors))
     stages: dict[int, int] = {}  # the number of units of each ResNet stage
-    for match in filter(None, map(re.compile(r"block(\d+)/unit(\d+)/").match, tensors)):
+    for match in matches_of(r"block(\d+)/unit(\d+)/", tensors):
         stage, unit = block_number(match[1]), block_number(match[2])
         stages[stage] = max(stages.get(stage, 0), unit)
-    units = [stages[stage] for stage in sorted(stages)]
-    pieces = _pieces(depth, sublayers, positions, units, is_stacked=is_stacked)
+    pieces = _pieces(
+        depth,
+        _PUBLISHED if any("MlpBlock_3" in name for name in tensors) else _SAVED_NOW,
+        "pos_embedding" if is_folded else _POSITIONS,
+        [units for _, units in sorted(stages.items())],
+        is_stacked=is_stacked,
+    )
+    projections = [tensor.shape for name, tensor in tensors.items() if re.search(r"/(query|key|value)/kernel$", name)]
+    heads = most_common(shape[-2] for shape in projections if len(shape) >= 3)
+    note = stored_note(checkpoint)
     return Layout(
         format="big_vision npz" if is_big_vision else "Google npz",
-        pieces={
-            ours: dataclasses.replace(piece, stored_names=tuple(prefix + name for name in piece.stored_names))
-            for ours, piece in pieces.items()
+        pieces={ours: piece.renamed(lambda name: prefix + name) for ours, piece in pieces.items()},
+        fields={
+            **FIELDS,
+            "heads": heads or None,
+            "prefix_positions": not is_folded if "cls" in tensors else None,
+            **note.get("fields", {}),
         },
-        fields=fields,
         preprocess=note.get("preprocess", PREPROCESS),
         is_preprocess_known="preprocess" in note,
         classes=note.get("classes"),
         image_size=note.get("image_size"),
-        dropped=dropped,
+        dropped={name: f"it is not in {prefix}" for name in names if not name.startswith(prefix)},
     )
 
 

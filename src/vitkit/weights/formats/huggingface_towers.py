@@ -20,7 +20,18 @@ from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import huggingface_described as json_files
 from vitkit.weights.formats.export import check_expressible, model_of, one_or_pair, tensors_under
-from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, with_axes
+from vitkit.weights.layout import (
+    Layout,
+    Piece,
+    depth_of,
+    joined,
+    matches_of,
+    pair,
+    pooled_pieces,
+    same,
+    shape_of,
+    with_axes,
+)
 
 _BLOCK = re.compile(r"^(vision_model\.)?encoder\.layers\.(\d+)\.(?:self_attn\.(?:[qkv]|out)_proj|layer_norm[12])\.")
 _TYPES = {  # by `model_type` of the whole model, and of the image encoder
@@ -52,7 +63,7 @@ _OTHER_PARTS = {  # what a file of the whole model contains in addition to the i
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it is Hugging Face's CLIP or SigLIP; None for any other."""
     names = checkpoint.tensors
-    matches = [match for name in names if (match := _BLOCK.match(name))]
+    matches = matches_of(_BLOCK, names)
     if not matches or any(".self_attn.qkv." in name for name in names):  # BLIP's
         return None
     prefix = matches[0][1] or ""
@@ -69,25 +80,22 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if has_classifier:
         pooling = [name for name in names if name.startswith(f"{prefix}head.")]
         dropped |= dict.fromkeys(pooling, "the classifier reads the mean of the patches")
-    config = None if checkpoint.config is None else checkpoint.config.get("vision_config", checkpoint.config)
-    if config is not None and not isinstance(config, Mapping):
-        raise VitkitError(
-            "weights.description-invalid", f"config.json: vision_config must be an object, not {config!r:.80}"
-        )
-    if config is not None:
-        has_pooling = bool(config.get("vision_use_head", True))  # a few SigLIP models do not pool by attention
+    config = _vision_config(checkpoint)
+    if family == "clip":
+        pool = "token"
+    elif has_classifier:
+        pool = "gap"
+    elif config is not None:
+        pool = "map" if config.get("vision_use_head", True) else "gap"  # a few SigLIP models pool by the mean
     else:
-        has_pooling = any(
-            re.match(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)", name) for name in names
-        )
-    pool = "gap" if has_classifier or not has_pooling else "map"
+        pool = "map" if matches_of(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)", names) else "gap"
     fields: dict[str, Any] = {
         **_DEFAULTS[family],
         "class_token": family == "clip",
         "embed_norm": family == "clip",
         "patch_bias": family == "siglip",
         "qkv_bias": True,
-        "pool": "token" if family == "clip" else pool,
+        "pool": pool,
         "position_resize": "huggingface",
         **({} if config is None else _fields_from_config(config)),
     }
@@ -103,10 +111,23 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
+def _vision_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """Return the part of config.json about the image encoder; None if there is no config.json."""
+    if checkpoint.config is None:
+        return None
+    config = checkpoint.config.get("vision_config", checkpoint.config)
+    if config is not None and not isinstance(config, Mapping):
+        raise VitkitError(
+            "weights.description-invalid", f"config.json: vision_config must be an object, not {config!r:.80}"
+        )
+    return config
+
+
 def _family(checkpoint: Checkpoint, prefix: str) -> str:
-    kernel = checkpoint.tensors.get(f"{prefix}embeddings.patch_embedding.weight")
+    kernel = shape_of(f"{prefix}embeddings.patch_embedding.weight", checkpoint.tensors)
     kind = (checkpoint.config or {}).get("model_type")
-    if kind in ("siglip2", "siglip2_vision_model") or (kind is None and kernel is not None and len(kernel.shape) == 2):
+    is_naflex = len(kernel) == 2 if kind is None else kind in ("siglip2", "siglip2_vision_model")
+    if is_naflex:
         raise VitkitError(
             "weights.architecture-unsupported",
             f"{checkpoint.path}: this is SigLIP 2 NaFlex, for images of any aspect; it is not supported yet",
@@ -116,15 +137,15 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
             "weights.architecture-unsupported",
             f"{checkpoint.path}: this is a text encoder alone: use a checkpoint that contains the image encoder",
         )
-    if kind is not None and kind not in _TYPES:
+    if kind is None:
+        clip_names = (f"{prefix}pre_layrnorm.", f"{prefix}embeddings.class_embedding")
+        return "clip" if any(name.startswith(clip_names) for name in checkpoint.tensors) else "siglip"
+    if not isinstance(kind, str) or kind not in _TYPES:
         raise VitkitError(
             "weights.architecture-unsupported",
             f"config.json describes a model of type {kind!r}; known: {', '.join(_TYPES)}",
         )
-    if kind is not None:
-        return _TYPES[kind]
-    clip_names = (f"{prefix}pre_layrnorm.", f"{prefix}embeddings.class_embedding")
-    return "clip" if any(name.startswith(clip_names) for name in checkpoint.tensors) else "siglip"
+    return _TYPES[kind]
 
 
 def _fields_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,21 +173,18 @@ def _pieces(prefix: str, family: str, depth: int) -> dict[str, Piece]:
         **pair("head", "classifier"),
     }
     if family == "clip":
-        pieces |= {"cls_token": with_axes(f"{embeddings}.class_embedding", 2)}
+        pieces["cls_token"] = with_axes(f"{embeddings}.class_embedding", 2)
         pieces |= pair("norm_pre", f"{prefix}pre_layrnorm")  # spelled so in transformers
-    else:  # attention pooling: transformers stores q, k and v as one tensor, vitkit q, and k with v
+    else:  # attention pooling
         pool = f"{prefix}head"
         pieces |= {
+            **pooled_pieces(f"{pool}.attention.in_proj_"),
             "attn_pool.latent": same(f"{pool}.probe"),
             **pair("attn_pool.proj", f"{pool}.attention.out_proj"),
             **pair("attn_pool.norm", f"{pool}.layernorm"),
             **pair("attn_pool.mlp.fc1", f"{pool}.mlp.fc1"),
             **pair("attn_pool.mlp.fc2", f"{pool}.mlp.fc2"),
         }
-        for part in ("weight", "bias"):
-            whole = (f"{pool}.attention.in_proj_{part}",)
-            pieces[f"attn_pool.q.{part}"] = Piece(whole, lambda t: t[: t.shape[0] // 3], lambda *_: (None,))
-            pieces[f"attn_pool.kv.{part}"] = Piece(whole, lambda t: t[t.shape[0] // 3 :], lambda *_: (None,))
     for layer in range(depth):
         pieces |= block_pieces(f"blocks.{layer}", f"{prefix}encoder.layers.{layer}")
     return pieces

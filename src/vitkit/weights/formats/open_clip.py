@@ -16,9 +16,9 @@ from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import timm
 from vitkit.weights.formats.huggingface_described import channel_values, or_default, parse_size
-from vitkit.weights.layout import Layout, Piece, depth_of, pair, same, with_axes
+from vitkit.weights.layout import Layout, Piece, depth_of, matches_of, pair, same, with_axes
 
-_BLOCK = re.compile(r"^(visual\.)?transformer\.resblocks\.(\d+)\.(?:ln_[12]|attn|mlp)\.")
+_BLOCK = re.compile(r"visual\.transformer\.resblocks\.(\d+)\.(?:ln_[12]|attn|mlp)\.")
 _TRUNK = "visual.trunk."
 _OTHER_PARTS = {
     r"(text\.|transformer\.|token_embedding\.|ln_final\.|text_projection(\.|$)|positional_embedding$)": "text encoder",
@@ -47,7 +47,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     others = {name: reason for name in names for start, reason in _OTHER_PARTS.items() if re.match(start, name)}
     if any(name.startswith(_TRUNK) for name in names):
         return _timm_layout(checkpoint, str(vision.get("timm_model_name") or ""), preprocess, others, shared)
-    matches = [match for name in names if (match := _BLOCK.match(name)) and match[1]]
+    matches = matches_of(_BLOCK, names)
     if not matches:
         return None
     pieces = {
@@ -57,7 +57,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         **pair("norm_pre", "visual.ln_pre"),
         **pair("norm", "visual.ln_post"),
     }
-    for layer in range(depth_of(match[2] for match in matches)):
+    for layer in range(depth_of(match[1] for match in matches)):
         pieces |= block_pieces(f"blocks.{layer}", f"visual.transformer.resblocks.{layer}")
     gelu = (
         "erf, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors and "
@@ -90,17 +90,13 @@ def _timm_layout(
     shared: Mapping[str, Any],
 ) -> Layout | None:
     """Return the layout of an image encoder of timm, whose tensor names have the prefix `visual.trunk.`."""
-    tensors = {
-        name.removeprefix(_TRUNK): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(_TRUNK)
-    }
+    in_trunk = [name for name in checkpoint.tensors if name.startswith(_TRUNK)]
+    tensors = {name.removeprefix(_TRUNK): checkpoint.tensors[name] for name in in_trunk}
     config = {"architecture": architecture} if architecture else None
     layout = timm.recognise(dataclasses.replace(checkpoint, tensors=tensors, config=config, wrappers=()))
     if layout is None:
         return None
-    pieces = {
-        ours: dataclasses.replace(piece, stored_names=tuple(_TRUNK + name for name in piece.stored_names))
-        for ours, piece in layout.pieces.items()
-    }
+    pieces = {ours: piece.renamed(lambda name: _TRUNK + name) for ours, piece in layout.pieces.items()}
     gelu = "erf; some of SigLIP's encoders have the same tensors and GELU with tanh: for those, set gelu='tanh'"
     return dataclasses.replace(
         layout,

@@ -23,8 +23,8 @@ from vitkit.text.arguments import is_number
 from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
 from vitkit.weights.formats import CHECKPOINT_FORMATS, export
 from vitkit.weights.formats.export import Files
-from vitkit.weights.formats.huggingface_described import channel_values
-from vitkit.weights.layout import Layout, Piece, require, same
+from vitkit.weights.formats.huggingface_described import channel_values, or_default, parse_size
+from vitkit.weights.layout import Layout, matches_of, require, same, shape_of
 
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
 _IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
@@ -38,8 +38,6 @@ _TRAINING_PARTS = {  # parts that only training needs, by the start of their nam
     r"head\.(mlp|last_layer)\.": "DINO's projection head",
     r"(dino|ibot)_head\.": "DINOv2's projection head",
 }
-
-
 _ACTIVATIONS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 _POOLS = {"avg": "gap", "token": "token", "map": "map"}
 # SigLIP's and SigLIP 2's models were trained with GELU by tanh; timm uses it for only some of them.
@@ -49,35 +47,34 @@ _HEADS = {"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2, "test_v
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it has timm's names; None for any other."""
-    is_block = re.compile(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.")
-    if not any(is_block.match(name) for name in checkpoint.tensors):
+    names = checkpoint.tensors
+    if not matches_of(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.", names):
         return None
-    dropped: dict[str, str] = {}
-    for start, reason in _TRAINING_PARTS.items():
-        dropped |= {name: reason for name in checkpoint.tensors if re.match(start, name)}
-    names = set(checkpoint.tensors)
-    if not names.isdisjoint(_ROOT):
-        names.update(_ROOT)  # errors about missing ones then have timm's names
-    architecture = str((checkpoint.config or {}).get("architecture", ""))
-    if re.search(r"_reg\d+_", architecture):
+    if re.search(r"_reg\d+_", architecture_of(checkpoint)):
         require(checkpoint, "timm", "reg_token")
-    is_clip = any(name.startswith("norm_pre.") for name in checkpoint.tensors)
-    is_beit3 = any(re.match(r"blocks\.\d+\.(attn|mlp)\.norm\.", name) for name in checkpoint.tensors)
+    is_clip = any(name.startswith("norm_pre.") for name in names)
+    is_beit3 = bool(matches_of(r"blocks\.\d+\.(attn|mlp)\.norm\.", names))
     described = stored_description(checkpoint)
-    arguments = (checkpoint.config or {}).get("model_args") or {}
+    fields = {
+        **FIELDS,
+        "norm_eps": 1e-5 if is_clip or is_beit3 else 1e-6,
+        **_last_norm_field(checkpoint),
+        **fields_from_config(checkpoint),
+    }
+    # These arguments show that tensors are absent on purpose, and were not lost.
+    arguments = arguments_of(checkpoint)
+    if arguments.get("qkv_bias") is False:
+        fields["qkv_bias"] = False
+    if arguments.get("no_embed_class") is True:
+        fields["prefix_positions"] = False
+    root = _ROOT if any(name in names for name in _ROOT) else ()  # errors about missing ones then have timm's names
+    dropped: dict[str, str] = {}
+    for pattern, reason in _TRAINING_PARTS.items():
+        dropped |= {match.string: reason for match in matches_of(pattern, names)}
     return Layout(
         format="timm",
-        pieces={_our_name(name): Piece((name,)) for name in names},
-        fields={
-            **FIELDS,
-            "norm_eps": 1e-5 if is_clip or is_beit3 else 1e-6,
-            **_last_norm_field(checkpoint),
-            **fields_from_config(checkpoint),
-            # These arguments show that tensors are absent on purpose, and were not lost.
-            **({"qkv_bias": False} if arguments.get("qkv_bias") is False else {}),
-            **({"prefix_positions": False} if arguments.get("no_embed_class") is True else {}),
-            **described.get("fields", {}),
-        },
+        pieces={_our_name(name): same(name) for name in (*names, *root)},
+        fields={**fields, **described.get("fields", {})},
         preprocess=described.get("preprocess", CLIP if is_clip else _usual_preprocess(checkpoint, is_beit3=is_beit3)),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
@@ -99,17 +96,32 @@ def _our_name(name: str) -> str:
 def _last_norm_field(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return `{"last_norm": False}` for RADIO's and InternViT's encoders, which have no last norm; {} for others."""
     names = checkpoint.tensors
-    if any(re.match(r"(norm|fc_norm)\.", name) for name in names) or "cls_token" not in names:
+    if matches_of(r"(norm|fc_norm)\.", names) or "cls_token" not in names:
         return {}
-    positions = names["pos_embed"].shape if "pos_embed" in names else ()
+    positions = shape_of("pos_embed", names)
     is_radio = len(positions) == 3 and math.isqrt(positions[1]) ** 2 == positions[1]  # only patches have positions
     if is_radio and "reg_token" not in names:
         raise VitkitError(
             "weights.tensor-missing",
             f"{checkpoint.path} (timm) has neither reg_token nor norm.weight and norm.bias: save the whole state_dict",
         )
-    is_internvit = any(re.match(r"blocks\.\d+\.ls1\.", name) for name in names)
+    is_internvit = bool(matches_of(r"blocks\.\d+\.ls1\.", names))
     return {"last_norm": False} if is_radio or is_internvit else {}
+
+
+def architecture_of(checkpoint: Checkpoint) -> str:
+    """Return the name of the model in timm's config.json; "" if none is stated."""
+    return str((checkpoint.config or {}).get("architecture") or "")
+
+
+def arguments_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return the arguments of the model's class in timm's config.json that differ from those of its name."""
+    arguments = (checkpoint.config or {}).get("model_args") or {}
+    if not isinstance(arguments, Mapping):
+        raise VitkitError(
+            "weights.description-invalid", f"config.json: model_args must be an object, not {arguments!r:.40}"
+        )
+    return arguments
 
 
 def stored_description(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -124,10 +136,11 @@ def stored_description(checkpoint: Checkpoint) -> dict[str, Any]:
     stated = ("mean", "std", "interpolation", "crop_pct", "crop_mode")  # timm has a default for each of them
     if any(pretrained.get(name) is not None for name in stated):
         described["preprocess"] = preprocess_from_pretrained(pretrained)
-    size = (config.get("model_args") or {}).get("img_size")
-    size = pretrained["input_size"][1:] if size is None and "input_size" in pretrained else size
+    size = arguments_of(checkpoint).get("img_size")
+    if size is None and "input_size" in pretrained:
+        size = pretrained["input_size"][1:]  # after the channels
     if size is not None:
-        described["image_size"] = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+        described["image_size"] = parse_size(size)
     names = config.get("label_names") or pretrained.get("label_names")
     descriptions = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}
     if names:
@@ -137,20 +150,19 @@ def stored_description(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def fields_from_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the fields that `model_args` and `architecture` in timm's config.json determine, but no tensor does."""
-    arguments = (checkpoint.config or {}).get("model_args") or {}
-    activation = arguments.get("act_layer", "gelu")
+    arguments, architecture = arguments_of(checkpoint), architecture_of(checkpoint)
+    activation = str(arguments.get("act_layer", "gelu"))
     fields: dict[str, Any] = {}
-    architecture = (checkpoint.config or {}).get("architecture")
     if architecture in _HEADS:
         fields["heads"] = _HEADS[architecture]
-    if activation in _ACTIVATIONS:
-        fields["gelu"] = _ACTIVATIONS[activation]
     if "_rpn_" in f"{architecture}_":
         fields["norm"] = "res-post"
-    if "_quickgelu_" in str(architecture):
-        fields["gelu"] = "quick"
-    if _TANH_GELU.match(str(architecture)):
+    if _TANH_GELU.match(architecture):
         fields["gelu"] = "tanh"
+    elif "_quickgelu_" in architecture:
+        fields["gelu"] = "quick"
+    elif activation in _ACTIVATIONS:
+        fields["gelu"] = _ACTIVATIONS[activation]
     for ours, theirs in (
         ("heads", "num_heads"),
         ("layer_scale", "init_values"),
@@ -159,7 +171,7 @@ def fields_from_config(checkpoint: Checkpoint) -> dict[str, Any]:
     ):
         if theirs in arguments:
             fields[ours] = arguments[theirs]
-    pool = arguments.get("global_pool", (checkpoint.config or {}).get("global_pool"))
+    pool = str(arguments.get("global_pool", (checkpoint.config or {}).get("global_pool")))
     if pool in _POOLS:
         fields["pool"] = _POOLS[pool]
     return fields
@@ -170,26 +182,30 @@ def preprocess_from_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
 
     Missing values are the defaults of timm's `resolve_data_config`.
     """
-    mode = str(pretrained.get("crop_mode") or "center")
     crop_pct = pretrained.get("crop_pct") or 0.875
-    fit = {"center": "crop", "squash": "squash" if crop_pct == 1 else "squash_crop", "border": "pad"}.get(mode)
+    mode = str(pretrained.get("crop_mode") or "center")
     interpolation = pretrained.get("interpolation") or "bicubic"
-    mean, std = pretrained.get("mean"), pretrained.get("std")
+    fits = {"center": "crop", "border": "pad", "squash": "squash" if crop_pct == 1 else "squash_crop"}
+    fit = fits.get(mode)
+
     unsupported = ""  # a value that `Preprocess` does not accept; it is replaced by one that it accepts
     if not is_number(crop_pct) or not LEAST_CROP <= crop_pct <= 1:
-        unsupported, crop_pct = f"crop_pct {crop_pct!r:.60}", 1.0
+        unsupported = f"crop_pct {crop_pct!r:.60}"
+        crop_pct = 1.0
     elif fit is None or (fit == "pad" and crop_pct != 1):
         unsupported = f"crop_mode {mode!r:.60} with crop_pct {crop_pct}"
     if interpolation == "random":  # timm draws it in training
         interpolation = "bicubic"
     elif interpolation not in get_args(Interpolation):
-        unsupported, interpolation = f"interpolation {interpolation!r:.60}", "bicubic"
+        unsupported = f"interpolation {interpolation!r:.60}"
+        interpolation = "bicubic"
+
     fields = {
         "fit": fit or "crop",
         "interpolation": interpolation,
         "crop_pct": crop_pct,
-        "mean": channel_values(IMAGENET_MEAN if mean is None else mean, "mean", "config.json"),
-        "std": channel_values(IMAGENET_STD if std is None else std, "std", "config.json"),
+        "mean": channel_values(or_default(pretrained, "mean", IMAGENET_MEAN), "mean", "config.json"),
+        "std": channel_values(or_default(pretrained, "std", IMAGENET_STD), "std", "config.json"),
     }
     if unsupported:
         fields["unknown"] = f"timm's {unsupported} is not supported"
@@ -203,11 +219,10 @@ def _usual_preprocess(checkpoint: Checkpoint, *, is_beit3: bool) -> dict[str, An
         return {**_IMAGENET, "crop_pct": 1.0}
     if checkpoint.wrappers:  # the authors of DeiT, MAE and DINO store the weights under a key such as `model`
         return DEIT
-    positions, kernel = (
-        checkpoint.tensors[name].shape if name in checkpoint.tensors else ()
-        for name in ("pos_embed", "patch_embed.proj.weight")
-    )
-    side = math.isqrt(positions[1]) * kernel[-1] if len(positions) == 3 and len(kernel) == 4 else 0  # in pixels
+    positions, kernel = (shape_of(name, checkpoint.tensors) for name in ("pos_embed", "patch_embed.proj.weight"))
+    if len(positions) != 3 or len(kernel) != 4:
+        return AUGREG
+    side = math.isqrt(positions[1]) * kernel[-1]  # of the images, in pixels
     return {**AUGREG, "crop_pct": 1.0} if side >= 384 else AUGREG
 
 
@@ -257,16 +272,8 @@ def _files(classifier: Classifier) -> Files:
     )
     preprocess = classifier.preprocess
     preprocess.check_known()
-    if config.stem is not None:  # a timm model of the same class, from which `model_args` states the differences
-        architecture = _HYBRIDS[config.stem]
-    elif config.distill_token:
-        architecture = "deit_base_distilled_patch16_224"
-    elif config.embed_norm:
-        architecture = f"vit_base_patch16_clip_{'quickgelu_' if config.gelu == 'quick' else ''}224"
-    else:
-        architecture = "vit_giant_patch14_dinov2" if config.mlp_kind == "swiglu" else "vit_base_patch16_224"
     described = {
-        "architecture": architecture,
+        "architecture": _architecture(config),
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
         "global_pool": _TIMM_POOLS[config.pool],
@@ -287,6 +294,17 @@ def _files(classifier: Classifier) -> Files:
     root = {} if config.stem != () else {_our_name(name): same(name) for name in _ROOT}
     tensors = export.tensors_under(classifier, Layout(format="timm", pieces=root))
     return tensors, {"config.json": described}
+
+
+def _architecture(config: ViTConfig) -> str:
+    """Return the name of a timm model of the same class, from which `_arguments` states the differences."""
+    if config.stem is not None:
+        return _HYBRIDS[config.stem]
+    if config.distill_token:
+        return "deit_base_distilled_patch16_224"
+    if config.embed_norm:
+        return "vit_base_patch16_clip_quickgelu_224" if config.gelu == "quick" else "vit_base_patch16_clip_224"
+    return "vit_giant_patch14_dinov2" if config.mlp_kind == "swiglu" else "vit_base_patch16_224"
 
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:

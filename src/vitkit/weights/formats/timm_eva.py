@@ -16,15 +16,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.timm import FIELDS, fields_from_config, stored_description
-from vitkit.weights.layout import Layout, Piece, joined, require, same, without_key_bias
+from vitkit.weights.formats.timm import FIELDS, architecture_of, fields_from_config, stored_description
+from vitkit.weights.layout import (
+    Layout,
+    Piece,
+    joined,
+    matches_of,
+    most_common,
+    require,
+    same,
+    shape_of,
+    without_key_bias,
+)
 
 MLP_PARTS = ("mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias")
 Names = Mapping[str, StoredTensor]
@@ -65,10 +75,11 @@ class Family:
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it belongs to one of the `Eva` families; None for any other."""
     names = checkpoint.tensors
-    if not has(names, r"blocks\.\d+\.(attn|mlp)\.") or has(names, r"blocks\.\d+\.attn\.(q_norm|gate|rel.*table)"):
+    if not has(names, r"blocks\.\d+\.(attn|mlp)\."):
+        return None
+    if has(names, r"blocks\.\d+\.attn\.(q_norm|gate|rel.*table)"):
         return None  # Sapiens, which has fewer keys than queries; BEiT
-    architecture = str((checkpoint.config or {}).get("architecture", ""))
-    family = _family(names, architecture)
+    family = _family(names, architecture_of(checkpoint))
     if family is None:
         return None
     require(checkpoint, family.name, "patch_embed.proj.weight", *family.required)
@@ -127,10 +138,7 @@ def _family(names: Names, architecture: str) -> Family | None:
 def _eva(names: Names, architecture: str) -> Family:
     required = ("cls_token", "pos_embed")
     fields: dict[str, Any] = {"pool": "gap" if has(names, r"fc_norm\.") else "token", "class_token": True}
-    fc1, fc2 = (shapes_like(names, rf"blocks\.\d+\.mlp\.{layer}\.weight$") for layer in ("fc1", "fc2"))
-    # In a gated MLP, fc1 has twice as many outputs as fc2 has inputs.
-    gated = [a for a, b in zip(fc1, fc2, strict=False) if len(a) == len(b) == 2 and a[0] == 2 * b[1]]
-    if has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\.") or 2 * len(gated) > len(fc1):
+    if has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\.") or _most_are_gated(names):
         rotary = {"rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16)}
         assumed = {"rotary": f"eva, {_GRID_16} as in EVA-02 at every image size; {_IF_WRONG}"}
         return Family("EVA-02", {**fields, **rotary}, _CLIP, required, assumed=assumed)
@@ -148,9 +156,20 @@ def _eva(names: Names, architecture: str) -> Family:
     return Family("EVA", fields, _CLIP, required, assumed=assumed)
 
 
+def _most_are_gated(names: Names) -> bool:
+    """Return whether fc1 has twice as many outputs as fc2 has inputs in most MLPs: gates and values."""
+    fc1 = shapes_like(names, r"blocks\.\d+\.mlp\.fc1\.weight$")
+    fc2 = shapes_like(names, r"blocks\.\d+\.mlp\.fc2\.weight$")
+    gated = 0
+    for first, second in zip(fc1, fc2, strict=False):
+        if len(first) == len(second) == 2 and first[0] == 2 * second[1]:
+            gated += 1
+    return gated > len(fc1) / 2
+
+
 def _perception_encoder(names: Names) -> Family:
     is_core = has(names, r"attn_pool\.")
-    shape = names["pos_embed"].shape if "pos_embed" in names else ()
+    shape = shape_of("pos_embed", names)
     patches = max(shape[1] - ("cls_token" in names), 0) if len(shape) == 3 else 0
     side = math.isqrt(patches)
     fields: dict[str, Any] = {
@@ -208,7 +227,7 @@ def _dinov3(names: Names, architecture: str) -> Family:
 
 
 def has(names: Names, pattern: str) -> bool:
-    return any(map(re.compile(pattern).match, names))
+    return bool(matches_of(pattern, names))
 
 
 def shapes_like(names: Names, pattern: str) -> list[tuple[int, ...]]:
@@ -216,9 +235,10 @@ def shapes_like(names: Names, pattern: str) -> list[tuple[int, ...]]:
 
 
 def _sizes(names: Names) -> tuple[int, int]:
-    layers = {match[1] for name in names if (match := re.match(r"blocks\.(\d+)\.", name))}
-    sizes = [shape[0] for shape in shapes_like(names, r"blocks\.\d+\.norm[12]\.weight$") if shape]
-    return len(layers), max(sizes, key=sizes.count, default=0)
+    """Return the number of layers and the hidden size."""
+    layers = {match[1] for match in matches_of(r"blocks\.(\d+)\.", names)}
+    norms = shapes_like(names, r"blocks\.\d+\.norm[12]\.weight$")
+    return len(layers), most_common(shape[0] for shape in norms if shape)
 
 
 # --- Tensors under our names ----------------------------------------------------------------------------------
@@ -230,33 +250,34 @@ def pieces_of(names: Names) -> dict[str, Piece]:
     vitkit's model has one layer for q, k and v, one layer for gate and value, and LayerScale layers.
     """
     pieces = {name: same(name) for name in names}
-    blocks = {match[1] for name in names if (match := re.match(r"(blocks\.\d+)\.", name))}
-    forms: dict[str, list[tuple[str, Piece]]] = {}  # for each block, all forms in which timm stores its parts
-    used: set[int] = set()  # the indices of the forms that any block uses: all blocks are expected to use them
-    for block in blocks:
-        table = block.replace("blocks", "rel_pos")
-        q, k, v, gate, value = (
-            f"{block}.{part}" for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1_g", "mlp.fc1_x")
-        )
-        forms[block] = [
-            (f"{block}.attn.qkv.weight", joined(f"{q}.weight", f"{k}.weight", f"{v}.weight")),
-            (f"{block}.attn.qkv.bias", without_key_bias(f"{q}.bias", f"{v}.bias")),
-            (f"{block}.attn.qkv.bias", without_key_bias(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
-            (f"{block}.mlp.fc1.weight", joined(f"{gate}.weight", f"{value}.weight")),
-            (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
-            (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
-            (f"{block}.ls2.gamma", same(f"{block}.gamma_2")),
-            (f"{table}.table", same(f"{block}.attn.relative_position_bias_table")),
-            (f"{table}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
-            *((f"{table}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
-        ]
-        used |= {i for i, (_, piece) in enumerate(forms[block]) if any(name in names for name in piece.stored_names)}
-    for block_forms in forms.values():
-        for ours, piece in (block_forms[i] for i in sorted(used)):
-            pieces[ours] = piece
-            for theirs in piece.stored_names:
-                pieces.pop(theirs, None)
+    blocks = dict.fromkeys(match[1] for match in matches_of(r"(blocks\.\d+)\.", names))
+    for form in zip(*map(_forms_of, blocks), strict=True):  # the same form in every block
+        # If any block uses the form, all blocks are expected to use it.
+        if any(name in names for _, piece in form for name in piece.stored_names):
+            for ours, piece in form:
+                pieces[ours] = piece
+                for theirs in piece.stored_names:
+                    pieces.pop(theirs, None)
     return pieces
+
+
+def _forms_of(block: str) -> list[tuple[str, Piece]]:
+    """Return all forms in which timm may store the parts of a block, each with vitkit's name of the tensor."""
+    table = block.replace("blocks", "rel_pos")
+    q, k, v = (f"{block}.attn.{part}_proj" for part in "qkv")
+    gate, value = f"{block}.mlp.fc1_g", f"{block}.mlp.fc1_x"
+    return [
+        (f"{block}.attn.qkv.weight", joined(f"{q}.weight", f"{k}.weight", f"{v}.weight")),
+        (f"{block}.attn.qkv.bias", without_key_bias(f"{q}.bias", f"{v}.bias")),
+        (f"{block}.attn.qkv.bias", without_key_bias(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
+        (f"{block}.mlp.fc1.weight", joined(f"{gate}.weight", f"{value}.weight")),
+        (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
+        (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
+        (f"{block}.ls2.gamma", same(f"{block}.gamma_2")),
+        (f"{table}.table", same(f"{block}.attn.relative_position_bias_table")),
+        (f"{table}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
+        *((f"{table}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
+    ]
 
 
 _PREFIX = "embeds."
@@ -271,8 +292,7 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
     names = checkpoint.tensors
     if not any(name.startswith(_PREFIX) for name in names):
         return None
-    architecture = str((checkpoint.config or {}).get("architecture", ""))
-    family = _family_naflex(names, architecture)
+    family = _family_naflex(names, architecture_of(checkpoint))
     require(checkpoint, f"timm, {family.name}", f"{_PREFIX}proj.weight", *family.required)
     shape = names[f"{_PREFIX}proj.weight"].shape
     patch = math.isqrt(shape[1] // _CHANNELS) if len(shape) == 2 else 0  # pixels
@@ -283,10 +303,11 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
             f"of {_CHANNELS} channels, but its shape is {shape}",
         )
     trained_size = None  # (height, width) in pixels of the grid of the position embeddings
-    if _TABLE in names and len(names[_TABLE].shape) == 4:
-        trained_size = names[_TABLE].shape[1] * patch, names[_TABLE].shape[2] * patch
-    elif all(name in names and len(names[name].shape) == 3 for name in _AXES):
-        trained_size = names[_AXES[0]].shape[1] * patch, names[_AXES[1]].shape[1] * patch
+    table, rows, columns = (shape_of(name, names) for name in (_TABLE, *_AXES))
+    if len(table) == 4:
+        trained_size = table[1] * patch, table[2] * patch
+    elif len(rows) == len(columns) == 3:
+        trained_size = rows[1] * patch, columns[1] * patch
     described = stored_description(checkpoint)
     fields = {**fields_from_config(checkpoint), **described.get("fields", {})}
     if "gelu" in family.fields:  # timm's config.json does not state it
@@ -325,7 +346,7 @@ def _family_naflex(names: Names, architecture: str) -> Family:
         has_axis_tables = any(name in names for name in _AXES)
         fields = no_token | {"pool": "gap", "position_resize": "linear" if has_axis_tables else "timm"}
         return Family("NaFlexViT", fields, _HALF, ("fc_norm.weight", f"{_PREFIX}reg_token"), 384)
-    shape = names[f"{_PREFIX}reg_token"].shape if f"{_PREFIX}reg_token" in names else ()
+    shape = shape_of(f"{_PREFIX}reg_token", names)
     registers, size = shape[-2:] if len(shape) == 3 else (0, 0)
     is_aligned = architecture in _ALIGNED if architecture else (registers, size) in _ALIGNED.values()
     fields = {
@@ -362,37 +383,34 @@ def _pieces(names: Names, patch: int) -> dict[str, Piece]:
 
 
 BEIT_PREPROCESS = {**_HALF, "crop_pct": 0.9}
-_TABLE_BEIT = (
-    r"(blocks\.(?P<layer>\d+)\.attn\.(rel_pos\.)?|rel_pos_bias\.|shared_rel_pos\.)relative_position_bias_table$"
-)
-_MLP = r"(blocks\.(?P<layer>\d+)\.attn\.rel_pos|shared_rel_pos)\.(?P<part>mlp\.fc[12]\.(weight|bias))$"
+_TABLE_BEIT = r"(blocks\.\d+\.attn\.(rel_pos\.)?|rel_pos_bias\.|shared_rel_pos\.)relative_position_bias_table$"
+_MLP_PREFIX = r"(blocks\.\d+\.attn\.rel_pos|shared_rel_pos)"
+_MLP = rf"{_MLP_PREFIX}\.mlp\.fc[12]\.(weight|bias)$"
 
 
 def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint with relative positions as attention biases (BEiT, ...); None for any other."""
     names = checkpoint.tensors
-    is_table, is_mlp = has(names, _TABLE_BEIT), has(names, _MLP)
-    if not (is_table or is_mlp) or not has(names, r"blocks\.\d+\.norm[12]\.") or has(names, r"(layers|stages)\."):
+    if not has(names, r"blocks\.\d+\.norm[12]\.") or has(names, r"(layers|stages)\."):
+        return None
+    is_table = has(names, _TABLE_BEIT)
+    if not is_table and not has(names, _MLP):
         return None
     name = "timm (BEiT)" if is_table else "timm (ViT with relative positions)"
     require(checkpoint, name, "patch_embed.proj.weight")
-    architecture = str((checkpoint.config or {}).get("architecture", ""))
+    architecture = architecture_of(checkpoint)
     if is_table or "_cls" in architecture:
         require(checkpoint, name, "cls_token")
+
     described = stored_description(checkpoint)
     settings = {**fields_from_config(checkpoint), **described.get("fields", {})}
-    if is_table:
-        is_shared = not has(names, r"blocks\.\d+\.attn\.(rel_pos\.)?relative_position_bias_table$")
-        fields: dict[str, Any] = {
-            "position": "relative_bias",
-            "position_at": "shared" if is_shared else "every_layer",
-            "class_token": True,
-            "pool": "gap" if has(names, r"fc_norm\.") else "token",
-            **_heads(shape[1] for shape in shapes_like(names, _TABLE_BEIT) if len(shape) == 2),
-        }
-        assumed: dict[str, str] = {}
-    else:
-        fields, assumed = _mlp_fields(names)
+    fields = _table_fields(names) if is_table else _mlp_fields(names)
+    size = _size_of_tables(names) if is_table else described.get("image_size")
+    assumed: dict[str, str] = {}
+    if fields.get("norm") == "res-post":
+        assumed["norm"] = (
+            "res-post, because there is no LayerScale, as in timm's vit_relpos_*_rpn_*; if wrong: norm='pre'"
+        )
     if is_table and "preprocess" not in described:
         assumed["family"] = (
             "BEiT, whose images have mean and std 0.5; BEiTv2 has the same tensors and ImageNet's mean and std: for "
@@ -401,23 +419,12 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     if not architecture and "cls_token" not in names:
         reason = "none, because there is no cls_token; timm's vit_relpos_*_cls_* and vit_relpos_*_clsgap_* have one"
         assumed |= {"class_token": f"{reason}: if the file has lost it, predictions are wrong"}
-    pieces = pieces_of(names)
-    shared = (
-        {f"rel_pos.0.{part}": f"shared_rel_pos.{part}" for part in MLP_PARTS} if has(names, r"shared_.*mlp") else {}
-    )
-    for prefix in ("rel_pos_bias", "shared_rel_pos"):
-        if f"{prefix}.relative_position_bias_table" in names:
-            shared["rel_pos.0.table"] = f"{prefix}.relative_position_bias_table"
-    for ours, theirs in shared.items():  # of all blocks
-        pieces.pop(theirs, None)
-        pieces[ours] = same(theirs)
-    size = _size_of_tables(names) if is_table else described.get("image_size")
     if size is None:
         size = (224, 224)
         assumed["image_size"] = "224 pixels, as is usual in timm; if wrong: image_size=..."
     return Layout(
         format=name,
-        pieces=pieces,
+        pieces=_beit_pieces(names),
         fields={**FIELDS, **fields, **settings},
         preprocess=described.get("preprocess", BEIT_PREPROCESS),
         is_preprocess_known="preprocess" in described,
@@ -428,35 +435,53 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
-def _mlp_fields(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
-    has_token, is_post = "cls_token" in names, not has(names, r"blocks\.\d+\.ls[12]\.")
-    fields: dict[str, Any] = {
+def _beit_pieces(names: Names) -> dict[str, Piece]:
+    """Return the `Piece`s of all tensors, including positions that all blocks share."""
+    pieces = pieces_of(names)
+    shared = {}  # the stored name of each shared tensor, by vitkit's name
+    if has(names, r"shared_.*mlp"):
+        shared = {f"rel_pos.0.{part}": f"shared_rel_pos.{part}" for part in MLP_PARTS}
+    for prefix in ("rel_pos_bias", "shared_rel_pos"):
+        if f"{prefix}.relative_position_bias_table" in names:
+            shared["rel_pos.0.table"] = f"{prefix}.relative_position_bias_table"
+    for ours, theirs in shared.items():
+        pieces.pop(theirs, None)
+        pieces[ours] = same(theirs)
+    return pieces
+
+
+def _table_fields(names: Names) -> dict[str, Any]:
+    """Return the fields of a model with tables of biases, (offsets, heads)."""
+    is_in_blocks = has(names, r"blocks\.\d+\.attn\.(rel_pos\.)?relative_position_bias_table$")
+    tables = shapes_like(names, _TABLE_BEIT)
+    return {
+        "position": "relative_bias",
+        "position_at": "every_layer" if is_in_blocks else "shared",
+        "class_token": True,
+        "pool": "gap" if has(names, r"fc_norm\.") else "token",
+        "heads": most_common(shape[1] for shape in tables if len(shape) == 2) or None,
+    }
+
+
+def _mlp_fields(names: Names) -> dict[str, Any]:
+    """Return the fields of a model whose biases are computed by MLPs, with weights (size, 2) and (heads, size)."""
+    has_token = "cls_token" in names
+    fc1, fc2 = (shapes_like(names, rf"{_MLP_PREFIX}\.mlp\.{layer}\.weight$") for layer in ("fc1", "fc2"))
+    return {
         "position": "relative_mlp",
         "position_at": "shared" if has(names, r"shared_rel_pos\.") else "every_layer",
         "class_token": has_token,
         "pool": "token" if has_token and not has(names, r"fc_norm\.") else "gap",
-        "norm": "res-post" if is_post else "pre",
+        "norm": "pre" if has(names, r"blocks\.\d+\.ls[12]\.") else "res-post",
+        "heads": most_common(shape[0] for shape in fc2 if shape) or None,
+        "relative_size": most_common(shape[0] for shape in fc1 if shape) or None,
     }
-    assumed = {}
-    if is_post:
-        assumed["norm"] = (
-            "res-post, because there is no LayerScale, as in timm's vit_relpos_*_rpn_*; if wrong: norm='pre'"
-        )
-    fc1, fc2 = (shapes_like(names, _MLP.replace("fc[12]", f"fc{i}").replace("(weight|bias)", "weight")) for i in (1, 2))
-    fields |= _heads(shape[0] for shape in fc2 if shape)
-    sizes = [shape[0] for shape in fc1 if shape]
-    return fields | ({"relative_size": max(sizes, key=sizes.count)} if sizes else {}), assumed
-
-
-def _heads(counts: Iterable[int]) -> dict[str, int]:
-    heads = list(counts)
-    return {"heads": max(heads, key=heads.count)} if heads else {}
 
 
 def _size_of_tables(names: Names) -> tuple[int, int]:
     """Infer the image size (height, width) in pixels from the tables of biases, whose patch grid must be square."""
-    rows = [shape[0] for shape in shapes_like(names, _TABLE_BEIT) if shape]
-    offsets = max(rows, key=rows.count) - 3 * ("cls_token" in names)  # the class token has three rows of its own
+    rows = most_common(shape[0] for shape in shapes_like(names, _TABLE_BEIT) if shape)
+    offsets = rows - 3 if "cls_token" in names else rows  # the class token has three rows of its own
     side = math.isqrt(max(offsets, 0))  # the number of offsets along one axis, 2 h - 1
     if side * side != offsets or side % 2 == 0:
         raise VitkitError(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.layout import Layout, Piece, depth_of, pair, same
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor
+from vitkit.weights.layout import Layout, Piece, depth_of, matches_of, pair, same, shape_of
 
 FIELDS: dict[str, Any] = {
     "gelu": "erf",
@@ -30,11 +31,12 @@ _LAYER = "encoder.layers.encoder_layer_"
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it is torchvision's; None for any other."""
-    layers = [m[1] for name in checkpoint.tensors if (m := re.match(rf"{re.escape(_LAYER)}(\d+)\.", name))]
-    if not layers:
+    matches = matches_of(rf"{re.escape(_LAYER)}(\d+)\.", checkpoint.tensors)
+    if not matches:
         return None
-    mlp = ("linear_1", "linear_2") if any(".mlp.linear_" in name for name in checkpoint.tensors) else ("0", "3")
-    depth = depth_of(layers)
+    depth = depth_of(match[1] for match in matches)
+    has_names = any(".mlp.linear_" in name for name in checkpoint.tensors)  # as in older files
+    fc1, fc2 = ("linear_1", "linear_2") if has_names else ("0", "3")
     pieces: dict[str, Piece] = {
         "cls_token": same("class_token"),
         "pos_embed": same("encoder.pos_embedding"),
@@ -51,17 +53,20 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             f"{ours}.attn.qkv.bias": same(f"{theirs}.self_attention.in_proj_bias"),
             **pair(f"{ours}.attn.proj", f"{theirs}.self_attention.out_proj"),
             **pair(f"{ours}.norm2", f"{theirs}.ln_2"),
-            **pair(f"{ours}.mlp.fc1", f"{theirs}.mlp.{mlp[0]}"),
-            **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.{mlp[1]}"),
+            **pair(f"{ours}.mlp.fc1", f"{theirs}.mlp.{fc1}"),
+            **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.{fc2}"),
         }
-    positions, kernel = (
-        checkpoint.tensors[name].shape if name in checkpoint.tensors else ()
-        for name in ("encoder.pos_embedding", "conv_proj.weight")
-    )
-    side = math.isqrt(max(positions[1] - 1, 0)) * kernel[-1] if len(positions) == 3 and len(kernel) == 4 else 224
-    preprocess: dict[str, Any] = PREPROCESS
-    if side > 224 or (len(kernel) == 4 and kernel[-1] == 14):  # SWAG's models, which are evaluated without a crop
-        preprocess = {**PREPROCESS, "crop_pct": 1.0, "interpolation": "bicubic"}
-    elif depth >= 24 and kernel[-1:] == (16,):  # vit_l_16
-        preprocess = {**PREPROCESS, "crop_pct": 224 / 242}
+    preprocess = _preprocess(checkpoint.tensors, depth)
     return Layout(format="torchvision", pieces=pieces, fields=FIELDS, preprocess=preprocess)
+
+
+def _preprocess(tensors: Mapping[str, StoredTensor], depth: int) -> dict[str, Any]:
+    """Return the preprocessing of torchvision's published weights of this size."""
+    positions, kernel = shape_of("encoder.pos_embedding", tensors), shape_of("conv_proj.weight", tensors)
+    patch = kernel[-1] if len(kernel) == 4 else 0
+    side = math.isqrt(max(positions[1] - 1, 0)) * patch if len(positions) == 3 else 0  # of the images, in pixels
+    if side > 224 or patch == 14:  # SWAG's models, which are evaluated without a crop
+        return {**PREPROCESS, "crop_pct": 1.0, "interpolation": "bicubic"}
+    if depth >= 24 and patch == 16:  # vit_l_16
+        return {**PREPROCESS, "crop_pct": 224 / 242}
+    return PREPROCESS
