@@ -180,6 +180,11 @@ def joined(*names: str) -> Piece:
     return Piece(names, lambda *parts: torch.cat(parts), lambda ours, _: ours.chunk(len(names)))
 
 
+def joined_pair(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
+    """Return the `Piece`s for the weight and bias of a layer that is stored as several layers, such as q, k and v."""
+    return {f"{ours}.{part}": joined(*(f"{name}.{part}" for name in theirs)) for part in ("weight", "bias")}
+
+
 def without_key_bias(q: str, v: str) -> Piece:
     """Return the `Piece` of a bias of q, k and v in a layout that does not store the bias of k, because it is zero."""
 
@@ -239,6 +244,11 @@ def require(checkpoint: Checkpoint, kind: str, *names: str) -> None:
 def matches_of(pattern: str | re.Pattern[str], names: Iterable[str]) -> list[re.Match[str]]:
     """Return the matches of a pattern at the start of names, without those names that do not match."""
     return [match for match in map(re.compile(pattern).match, names) if match]
+
+
+def reasons_of(reasons: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return the names that match the patterns in `reasons`, each with the reason of its pattern."""
+    return {match.string: why for pattern, why in reasons.items() for match in matches_of(pattern, names)}
 
 
 def most_common(values: Iterable[int]) -> int:

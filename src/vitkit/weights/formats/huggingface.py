@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,23 @@ from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats import export
 from vitkit.weights.formats import huggingface_described as json_files
 from vitkit.weights.formats.huggingface_towers import tower_tensors
-from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, require, same
+from vitkit.weights.layout import (
+    Layout,
+    Piece,
+    depth_of,
+    folded_positions,
+    joined_pair,
+    matches_of,
+    pair,
+    reasons_of,
+    require,
+    same,
+    shape_of,
+)
 
 _BLOCK = re.compile(
-    r"^(?:(vit|deit|dinov2|dinov2_with_registers|ijepa)\.)?(encoder\.layer|layers|encoder\.layers)\.(\d+)\."
+    r"(?P<layers>(?P<prefix>(?:vit|deit|dinov2|dinov2_with_registers|ijepa)\.)?(?:encoder\.layer|layers|encoder\.layers))"
+    r"\.(?P<number>\d+)\."
     r"(?:attention\.(?:attention\.(?:query|key|value)|output\.dense|[qkvo]_proj)|layernorm_(?:before|after)|norm[12]\.|"
     r"intermediate\.dense|layer_scale[12]\.lambda1)"
 )
@@ -45,42 +58,47 @@ _USUAL_PREPROCESS: dict[str, dict[str, Any]] = {
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint of one of these models; None for any other."""
     names = checkpoint.tensors
-    matches = [match for name in names if (match := _BLOCK.match(name))]
+    matches = matches_of(_BLOCK, names)
     if not matches:
         return None
     config = checkpoint.config or {}
-    layers = f"{matches[0][1]}.{matches[0][2]}" if matches[0][1] else matches[0][2]
     # transformers saves ViTMSN's blocks without the prefix of its embeddings, so the embeddings are searched first.
-    prefixes = (kind for kind in _USUAL_PREPROCESS if any(name.startswith(f"{kind}.embeddings.") for name in names))
-    prefix = next(prefixes, matches[0][1])
-    prefix = f"{prefix}." if prefix else ""
+    embeddings = (f"{family}.embeddings." for family in _USUAL_PREPROCESS)
+    found = next((start for start in embeddings if any(name.startswith(start) for name in names)), None)
+    prefix = (matches[0]["prefix"] or "") if found is None else found.removesuffix("embeddings.")
     family = _family(names, config, prefix)
     is_folded = family == "dinov2_with_registers"
     if is_folded:  # without a config.json, nothing else determines the number of registers
         require(checkpoint, f"Hugging Face {family}", f"{prefix}embeddings.register_tokens")
-    depth = depth_of(match[3] for match in matches)
-    pieces = _pieces(prefix, layers, depth, names, is_folded=is_folded)
-    dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
-    if family == "vit_mae":
-        dropped |= {name: "MAE's decoder" for name in names if name.startswith("decoder.")}
-    if family == "deit":
-        dropped |= {name: "DeiT has no representation layer" for name in names if name.startswith(f"{prefix}pooler.")}
-    if prefix and "classifier.weight" in names:
-        dropped |= {name: "the classifier does not read it" for name in names if name.startswith(f"{prefix}pooler.")}
-    hint = "; ViTMSN has the same tensors and 1e-6: for that, set norm_eps=1e-6" if family == "vit" else ""
-    assumed = {"norm_eps": f"{_eps(family):g}{hint}", "gelu": "erf"}
+    assumed = {}
+    if checkpoint.config is None:
+        hint = "; ViTMSN has the same tensors and 1e-6: for that, set norm_eps=1e-6" if family == "vit" else ""
+        assumed = {"norm_eps": f"{_eps(family):g}{hint}", "gelu": "erf"}
+    layers, depth = matches[0]["layers"], depth_of(match["number"] for match in matches)
+    resizes = family.startswith("dinov2")
     return Layout(
-        **json_files.described_layout(
-            checkpoint, family, _USUAL_PREPROCESS[family], resizes=family.startswith("dinov2")
-        ),
+        **json_files.described_layout(checkpoint, family, _USUAL_PREPROCESS[family], resizes=resizes),
         format=f"Hugging Face {family}",
-        pieces=pieces,
-        fields=_fields(family, config, checkpoint),
-        assumed={} if checkpoint.config is not None else assumed,
+        pieces=_pieces(prefix, layers, depth, names, is_folded=is_folded),
+        fields=_fields(family, config, names, is_described=checkpoint.config is not None),
+        assumed=assumed,
         classes=json_files.labels(config),
         image_size=json_files.parse_size(config.get("image_size")),
-        dropped={name: reason for name, reason in dropped.items() if name in names},
+        dropped=_dropped(names, family, prefix),
     )
+
+
+def _dropped(names: Collection[str], family: str, prefix: str) -> dict[str, str]:
+    """Return the tensors that are not part of the classifier, each with the reason."""
+    start = re.escape(prefix)
+    reasons = {rf"{start}embeddings\.mask_token$": "trained to predict masked patches"}
+    if family == "vit_mae":
+        reasons[r"decoder\."] = "MAE's decoder"
+    if prefix and "classifier.weight" in names:
+        reasons[rf"{start}pooler\."] = "the classifier does not read it"
+    elif family == "deit":
+        reasons[rf"{start}pooler\."] = "DeiT has no representation layer"
+    return reasons_of(reasons, names)
 
 
 def family_of(config: ViTConfig) -> str:
@@ -95,24 +113,23 @@ def family_of(config: ViTConfig) -> str:
 
 
 def _family(names: Mapping[str, StoredTensor], config: Mapping[str, Any], prefix: str) -> str:
-    written = config.get("model_type")
-    if written is not None:
-        if written not in _USUAL_PREPROCESS:
+    stated = config.get("model_type")
+    if stated is not None:
+        if not isinstance(stated, str) or stated not in _USUAL_PREPROCESS:
             raise VitkitError(
                 "weights.architecture-unsupported",
-                f"config.json describes a model of type {written!r}; known: {', '.join(_USUAL_PREPROCESS)}",
+                f"config.json describes a model of type {stated!r}; known: {', '.join(_USUAL_PREPROCESS)}",
             )
-        return str(written)
+        return stated
     if prefix == "vit." and any(name.startswith("decoder.") for name in names):
         return "vit_mae"
     if prefix:
         return prefix.rstrip(".")
-    positions = names.get("embeddings.position_embeddings")
     has_scale = any(".layer_scale1." in name for name in names)
-    shape = () if positions is None else positions.shape
-    is_square_grid = len(shape) == 3 and math.isqrt(shape[1]) ** 2 == shape[1]
-    if is_square_grid and "embeddings.cls_token" not in names and not has_scale:  # only patches have positions
-        return "ijepa"
+    if "embeddings.cls_token" not in names and not has_scale:
+        shape = shape_of("embeddings.position_embeddings", names)
+        if len(shape) == 3 and math.isqrt(shape[1]) ** 2 == shape[1]:  # a square grid: only patches have positions
+            return "ijepa"
     if any(name.endswith("register_tokens") for name in names):
         return "dinov2_with_registers"
     if has_scale:
@@ -120,7 +137,7 @@ def _family(names: Mapping[str, StoredTensor], config: Mapping[str, Any], prefix
     return "deit" if any(name.endswith("distillation_token") for name in names) else "vit"
 
 
-def _pieces(prefix: str, layers: str, depth: int, names: Iterable[str], *, is_folded: bool) -> dict[str, Piece]:
+def _pieces(prefix: str, layers: str, depth: int, names: Collection[str], *, is_folded: bool) -> dict[str, Piece]:
     is_dino = prefix.startswith("dinov2") or any(".layer_scale1." in name for name in names)
     has_two_heads = any(name.startswith("cls_classifier.") for name in names)
     embeddings = f"{prefix}embeddings"
@@ -138,8 +155,10 @@ def _pieces(prefix: str, layers: str, depth: int, names: Iterable[str], *, is_fo
     if is_folded:
         pieces |= folded_positions(f"{embeddings}.cls_token", f"{embeddings}.position_embeddings")
     is_in_memory = any(".attention.q_proj." in name for name in names)  # the names in memory, not those in files
-    in_files = ("attention.query", "attention.key", "attention.value", "output.dense")
-    attention = ("q_proj", "k_proj", "v_proj", "o_proj") if is_in_memory else in_files
+    if is_in_memory:
+        qkv, out = ("q_proj", "k_proj", "v_proj"), "o_proj"
+    else:
+        qkv, out = ("attention.query", "attention.key", "attention.value"), "output.dense"
     norm1, norm2 = ("norm1", "norm2") if is_dino else ("layernorm_before", "layernorm_after")
     # The names of the MLP's first layer, which a gated MLP may store as two layers, and of its second layer.
     fc1: tuple[str, ...]
@@ -153,23 +172,21 @@ def _pieces(prefix: str, layers: str, depth: int, names: Iterable[str], *, is_fo
         fc1, fc2 = ("intermediate.dense",), "output.dense"
     for layer in range(depth):
         ours, theirs = f"blocks.{layer}", f"{layers}.{layer}"
-        *qkv, out = (f"{theirs}.attention.{part}" for part in attention)
         pieces |= {
             **pair(f"{ours}.norm1", f"{theirs}.{norm1}"),
-            **pair(f"{ours}.attn.proj", out),
+            **joined_pair(f"{ours}.attn.qkv", [f"{theirs}.attention.{name}" for name in qkv]),
+            **pair(f"{ours}.attn.proj", f"{theirs}.attention.{out}"),
             f"{ours}.ls1.gamma": same(f"{theirs}.layer_scale1.lambda1"),
             **pair(f"{ours}.norm2", f"{theirs}.{norm2}"),
+            **joined_pair(f"{ours}.mlp.fc1", [f"{theirs}.{name}" for name in fc1]),
             **pair(f"{ours}.mlp.fc2", f"{theirs}.{fc2}"),
             f"{ours}.ls2.gamma": same(f"{theirs}.layer_scale2.lambda1"),
         }
-        for part in ("weight", "bias"):
-            pieces[f"{ours}.attn.qkv.{part}"] = joined(*(f"{name}.{part}" for name in qkv))
-            pieces[f"{ours}.mlp.fc1.{part}"] = joined(*(f"{theirs}.{name}.{part}" for name in fc1))
     return pieces
 
 
-def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
-    has_head = any(name.startswith("classifier.") for name in checkpoint.tensors)
+def _fields(family: str, config: Mapping[str, Any], names: Collection[str], *, is_described: bool) -> dict[str, Any]:
+    has_head = any(name.startswith("classifier.") for name in names)
     # The classifiers of DINOv2 read the class token and the mean of the patches.
     token_pool = "token+gap" if family.startswith("dinov2") and has_head else "token"
     fields: dict[str, Any] = {
@@ -180,12 +197,12 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
         **json_files.activation(config.get("hidden_act", "gelu")),
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
     }
-    if checkpoint.config is not None:
+    if is_described:
         fields["heads"] = json_files.or_default(config, "num_attention_heads", 12)  # transformers' default
     for ours, theirs in _CONFIG_FIELDS.items():
         if theirs in config:
             fields[ours] = config[theirs]
-    if config.get("pooler_act", "tanh") != "tanh" and any("pooler." in name for name in checkpoint.tensors):
+    if config.get("pooler_act", "tanh") != "tanh" and any("pooler." in name for name in names):
         raise VitkitError(
             "weights.description-unsupported",
             f"config.json: pooler_act {config['pooler_act']!r} is not supported; expected tanh",
@@ -226,6 +243,7 @@ def _tensors(classifier: Classifier, config: ViTConfig) -> tuple[dict[str, Tenso
     is_dino = family.startswith("dinov2")
     has_head = config.num_classes > 0
     pools = ("token+gap",) if is_dino and has_head else ("token", "token+gap")
+    may_represent = family == "vit" and not has_head
     export.check_expressible(
         config,
         "Hugging Face",
@@ -235,7 +253,7 @@ def _tensors(classifier: Classifier, config: ViTConfig) -> tuple[dict[str, Tenso
             "fc_norm": (False,),
             "layer_scale": (config.layer_scale,) if is_dino else (None,),
             "pool": ("gap",) if family == "ijepa" else pools,
-            "representation_size": (None,) if has_head or family != "vit" else (None, config.hidden_size),
+            "representation_size": (None, config.hidden_size) if may_represent else (None,),
             "prefix_positions": (True, False) if family == "ijepa" else (family != "dinov2_with_registers",),
             "distill_token": (family == "deit",),
             "gelu": ("erf", "tanh", "quick"),
@@ -291,15 +309,8 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
         "label2id": {name: i for i, name in enumerate(classifier.classes)},
     }
     if family.startswith("dinov2"):
-        ratio, rest = divmod(config.mlp_size, config.hidden_size)
-        if config.mlp_kind == "swiglu":
-            # transformers multiplies hidden size and ratio, and rounds 2/3 of that up to a multiple of eight.
-            sizes = [(int(config.hidden_size * ratio * 2 / 3) + 7) // 8 * 8 for ratio in range(1, 17)]
-            ratio, rest = (sizes.index(config.mlp_size) + 1, 0) if config.mlp_size in sizes else (0, 1)
-        if rest:
-            raise export.inexpressible("Hugging Face", f"mlp_size {config.mlp_size}")
         described |= {
-            "mlp_ratio": ratio,
+            "mlp_ratio": _mlp_ratio(config),
             "use_swiglu_ffn": config.mlp_kind == "swiglu",
             "layerscale_value": config.layer_scale,
         }
@@ -308,3 +319,14 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
     if family == "dinov2_with_registers":
         described["num_register_tokens"] = config.registers
     return described
+
+
+def _mlp_ratio(config: ViTConfig) -> int:
+    """Return the whole `mlp_ratio` with which transformers' DINOv2 has MLPs of this size."""
+    for ratio in range(1, max(config.mlp_size // config.hidden_size, 16) + 1):
+        size = config.hidden_size * ratio
+        if config.mlp_kind == "swiglu":
+            size = (int(size * 2 / 3) + 7) // 8 * 8  # transformers rounds 2/3 of it up to a multiple of eight
+        if size == config.mlp_size:
+            return ratio
+    raise export.inexpressible("Hugging Face", f"mlp_size {config.mlp_size}")

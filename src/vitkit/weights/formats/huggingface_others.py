@@ -16,7 +16,21 @@ from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.huggingface_described import activation, described_layout, labels, or_default, parse_size
-from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, require, same, without_key_bias
+from vitkit.weights.layout import (
+    Layout,
+    Piece,
+    depth_of,
+    joined,
+    joined_pair,
+    matches_of,
+    most_common,
+    pair,
+    reasons_of,
+    require,
+    same,
+    shape_of,
+    without_key_bias,
+)
 
 _BLOCK = re.compile(r"(?P<prefix>beit\.|data2vec_vision\.)?(?P<layers>encoder\.layer|layers)\.(?P<layer>\d+)\.")
 _BEIT_ONLY = re.compile(
@@ -38,10 +52,11 @@ _PARTS = {  # parts of a block: in files, and in memory
 def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it is BEiT's or Data2VecVision's; None for any other."""
     names, config = checkpoint.tensors, checkpoint.config or {}
-    matches = [match for name in names if (match := _BLOCK.match(name))]
+    matches = matches_of(_BLOCK, names)
+    if not matches:
+        return None
     prefix = next((match["prefix"] for match in matches if match["prefix"]), "")
-    is_bare_beit = config.get("model_type", "beit") in _TYPES and any(map(_BEIT_ONLY.match, names))
-    if not matches or not (prefix or is_bare_beit):
+    if not prefix and not (config.get("model_type", "beit") in _TYPES and matches_of(_BEIT_ONLY, names)):
         return None
     family = config.get("model_type") or prefix.rstrip(".").replace("_", "-") or "beit"
     if any(name.startswith("decode_head.") for name in names):
@@ -51,28 +66,32 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
             "use a model for classification",
         )
     fields = _fields(names, prefix, config)
-    dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
-    dropped |= {name: "it predicts visual tokens of masked patches" for name in names if name.startswith("lm_head.")}
-    dropped |= {name: "it follows from the grid" for name in names if name.endswith("relative_position_index")}
+    dropped = {  # by the pattern of names
+        rf"{re.escape(prefix)}embeddings\.mask_token$": "trained to predict masked patches",
+        r"lm_head\.": "it predicts visual tokens of masked patches",
+        r".*relative_position_index$": "it follows from the grid",
+    }
     layers = prefix + matches[0]["layers"]
-    size = parse_size(config.get("image_size"))
-    tables = [tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape]
-    kernels = (tensor.shape for name, tensor in names.items() if name.endswith("patch_embeddings.projection.weight"))
-    kernel = next(kernels, ())
-    if size is None and tables and len(kernel) == 4:  # the table of biases determines a square patch grid
-        rows = max(tables, key=tables.count)  # (2 side - 1) ** 2 offsets, and 3 rows of the class token
-        side = (math.isqrt(max(rows - 3, 0)) + 1) // 2
-        size = (side * kernel[-2], side * kernel[-1]) if side else None
     return Layout(
         **described_layout(checkpoint, family, _PREPROCESS, resizes=True),
         format=f"Hugging Face {family}",
         pieces=_pieces(prefix, layers, depth_of(match["layer"] for match in matches), names, fields),
         fields=fields,
         classes=labels(config) if "classifier.weight" in names else None,
-        image_size=size,
+        image_size=parse_size(config.get("image_size")) or _size_of_tables(names, prefix),
         assumed={} if checkpoint.config is not None else {"norm_eps": "1e-12", "gelu": "erf"},
-        dropped={name: reason for name, reason in dropped.items() if name in names},
+        dropped=reasons_of(dropped, names),
     )
+
+
+def _size_of_tables(names: Mapping[str, StoredTensor], prefix: str) -> tuple[int, int] | None:
+    """Infer the image size (height, width) in pixels from the tables of biases, whose patch grid is square."""
+    kernel = shape_of(f"{prefix}embeddings.patch_embeddings.projection.weight", names)
+    rows = most_common(tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape)
+    if not rows or len(kernel) != 4:
+        return None
+    side = (math.isqrt(max(rows - 3, 0)) + 1) // 2  # (2 side - 1) ** 2 offsets, and 3 rows of the class token
+    return (side * kernel[-2], side * kernel[-1]) if side else None
 
 
 def _shared_tables(prefix: str) -> tuple[str, str]:
@@ -81,39 +100,39 @@ def _shared_tables(prefix: str) -> tuple[str, str]:
 
 
 def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    is_shared = any(name in names for name in _shared_tables(prefix)) or config.get("use_shared_relative_position_bias")
     tables = [tensor.shape for name, tensor in names.items() if name.endswith(_TABLE) and len(tensor.shape) == 2]
-    is_relative = bool(tables or is_shared or config.get("use_relative_position_bias"))
+    is_shared = any(name in names for name in _shared_tables(prefix)) or config.get("use_shared_relative_position_bias")
+    is_relative = tables or is_shared or config.get("use_relative_position_bias")
     has_positions = f"{prefix}embeddings.position_embeddings" in names or config.get("use_absolute_position_embeddings")
     is_pooled = f"{prefix}pooler.layernorm.weight" in names or config.get("use_mean_pooling")
-    if not (is_relative or has_positions or config):
+    if not is_relative and not has_positions and not config:
         raise VitkitError("weights.tensor-missing", f"{_TABLE} is missing: BEiT has one in every layer, or one for all")
     if is_relative and has_positions:
         raise VitkitError(
             "weights.description-unsupported",
             "use_absolute_position_embeddings with relative positions is not supported: vitkit supports one kind",
         )
-    heads = or_default(config, "num_attention_heads", tables[0][1] if tables else None)
-    position = "learned_1d" if has_positions else "none"
-    return {
-        "position": "relative_bias" if is_relative else position,
+    fields = {
+        "position": "learned_1d" if has_positions else "none",
         "position_resize": "huggingface",
         "class_token": True,
         "pool": "gap" if is_pooled and "lm_head.weight" not in names else "token",
         "norm_eps": or_default(config, "layer_norm_eps", 1e-12),
         **activation(config.get("hidden_act", "gelu")),
-        **({"position_at": "shared" if is_shared else "every_layer"} if is_relative else {}),
-        **({} if heads is None else {"heads": heads}),
+        "heads": or_default(config, "num_attention_heads", tables[0][1] if tables else None),
     }
+    if is_relative:
+        fields |= {"position": "relative_bias", "position_at": "shared" if is_shared else "every_layer"}
+    return fields
 
 
 def _pieces(
     prefix: str, layers: str, depth: int, names: Mapping[str, StoredTensor], fields: Mapping[str, Any]
 ) -> dict[str, Piece]:
     embeddings = f"{prefix}embeddings"
-    # In files for masked patches, the last norm may belong to the head, and its name then has no prefix.
-    has_prefix = f"{prefix}layernorm.weight" in names or "lm_head.weight" not in names
-    norm = f"{prefix}layernorm" if has_prefix else "layernorm"
+    norm = f"{prefix}layernorm"
+    if "lm_head.weight" in names and f"{norm}.weight" not in names:
+        norm = "layernorm"  # in files for masked patches, the last norm may belong to the head
     pieces = {
         "cls_token": same(f"{embeddings}.cls_token"),
         "pos_embed": same(f"{embeddings}.position_embeddings"),
@@ -146,7 +165,6 @@ def _pieces(
 _DINOV3_BLOCK = re.compile(r"(?P<prefix>(?:model\.)?layer\.)(?P<layer>\d+)\.attention\.(?:[qkvo]_proj)\.")
 PREPROCESS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 _HEADS = {4096: 32, 1280: 20}  # by hidden size, if a head does not have 64 features
-_KERNEL = "embeddings.patch_embeddings.weight"
 _REGISTERS = "embeddings.register_tokens"
 BASE = 100.0
 SIDE = 224  # of images, if nothing states it
@@ -156,12 +174,11 @@ SIZE_ASSUMED = f"{SIDE} pixels, as is usual; if wrong: image_size=..."
 def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it is DINOv3's; None for any other."""
     names, config = checkpoint.tensors, checkpoint.config or {}
-    matches = [match for name in names if (match := _DINOV3_BLOCK.match(name))]
+    matches = matches_of(_DINOV3_BLOCK, names)
     if not matches:
         return None
     require(checkpoint, "Hugging Face dinov3_vit", _REGISTERS)  # models without registers have this tensor, too
-    kernel = names[_KERNEL].shape if _KERNEL in names else ()
-    heads = or_default(config, "num_attention_heads", _HEADS.get(kernel[0] if kernel else 0))
+    hidden_size = (*shape_of("embeddings.patch_embeddings.weight", names), 0)[0]
     is_gated = any(".mlp.gate_proj." in name for name in names)
     hidden_act = config.get("hidden_act", "silu" if is_gated else "gelu")
     if is_gated and hidden_act != "silu":
@@ -178,7 +195,7 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
         "pool": "token",
         "norm_eps": or_default(config, "layer_norm_eps", 1e-5),
         **({"gelu": "erf"} if is_gated else activation(hidden_act)),
-        **({} if heads is None else {"heads": heads}),
+        "heads": or_default(config, "num_attention_heads", _HEADS.get(hidden_size)),
     }
     assumed = {
         "rotary": f"dinov3, of base {BASE:g}, as in DINOv3; if wrong: rotary_base=...",
@@ -203,8 +220,8 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _dinov3_pieces(layers: str, depth: int, names: Mapping[str, StoredTensor], *, is_gated: bool) -> dict[str, Piece]:
-    biases = {part for part in "qkv" if any(name.endswith(f".attention.{part}_proj.bias") for name in names)}
-    if biases not in (set(), {*"qv"}, {*"qkv"}):
+    biases = "".join(part for part in "qkv" if any(name.endswith(f".attention.{part}_proj.bias") for name in names))
+    if biases not in ("", "qv", "qkv"):
         listed = " and ".join(sorted(biases))
         raise VitkitError(
             "weights.architecture-unsupported",
@@ -215,23 +232,22 @@ def _dinov3_pieces(layers: str, depth: int, names: Mapping[str, StoredTensor], *
         **pair("patch_embed.proj", "embeddings.patch_embeddings"),
         **pair("norm", "norm"),
     }
-    into = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
+    fc1 = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
     for layer in range(depth):
         ours, theirs = f"blocks.{layer}", f"{layers}{layer}"
         q, k, v = (f"{theirs}.attention.{part}_proj" for part in "qkv")
         pieces |= {
             **pair(f"{ours}.norm1", f"{theirs}.norm1"),
-            f"{ours}.attn.qkv.weight": joined(*(f"{part}.weight" for part in (q, k, v))),
+            f"{ours}.attn.qkv.weight": joined(f"{q}.weight", f"{k}.weight", f"{v}.weight"),
             **pair(f"{ours}.attn.proj", f"{theirs}.attention.o_proj"),
             f"{ours}.ls1.gamma": same(f"{theirs}.layer_scale1.lambda1"),
             **pair(f"{ours}.norm2", f"{theirs}.norm2"),
+            **joined_pair(f"{ours}.mlp.fc1", [f"{theirs}.mlp.{name}" for name in fc1]),
             **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.down_proj"),
             f"{ours}.ls2.gamma": same(f"{theirs}.layer_scale2.lambda1"),
         }
-        for part in ("weight", "bias"):
-            pieces[f"{ours}.mlp.fc1.{part}"] = joined(*(f"{theirs}.mlp.{projection}.{part}" for projection in into))
-        if biases:
-            with_key_bias = joined(f"{q}.bias", f"{k}.bias", f"{v}.bias")
-            without = without_key_bias(f"{q}.bias", f"{v}.bias")
-            pieces[f"{ours}.attn.qkv.bias"] = with_key_bias if "k" in biases else without
+        if "k" in biases:
+            pieces[f"{ours}.attn.qkv.bias"] = joined(f"{q}.bias", f"{k}.bias", f"{v}.bias")
+        elif biases:
+            pieces[f"{ours}.attn.qkv.bias"] = without_key_bias(f"{q}.bias", f"{v}.bias")
     return pieces

@@ -24,7 +24,7 @@ from vitkit.weights.layout import (
     Layout,
     Piece,
     depth_of,
-    joined,
+    joined_pair,
     matches_of,
     pair,
     pooled_pieces,
@@ -192,10 +192,9 @@ def _pieces(prefix: str, family: str, depth: int) -> dict[str, Piece]:
 
 def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
     """Return the `Piece`s of one layer, whose names are the same in image and text encoders."""
-    qkv = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
     return {
         **pair(f"{ours}.norm1", f"{theirs}.layer_norm1"),
-        **{f"{ours}.attn.qkv.{part}": joined(*(f"{name}.{part}" for name in qkv)) for part in ("weight", "bias")},
+        **joined_pair(f"{ours}.attn.qkv", [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]),
         **pair(f"{ours}.attn.proj", f"{theirs}.self_attn.out_proj"),
         **pair(f"{ours}.norm2", f"{theirs}.layer_norm2"),
         **pair(f"{ours}.mlp.fc1", f"{theirs}.mlp.fc1"),

@@ -24,7 +24,7 @@ from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
 from vitkit.weights.formats import CHECKPOINT_FORMATS, export
 from vitkit.weights.formats.export import Files
 from vitkit.weights.formats.huggingface_described import channel_values, or_default, parse_size
-from vitkit.weights.layout import Layout, matches_of, require, same, shape_of
+from vitkit.weights.layout import Layout, matches_of, reasons_of, require, same, shape_of
 
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
 _IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
@@ -68,9 +68,6 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if arguments.get("no_embed_class") is True:
         fields["prefix_positions"] = False
     root = _ROOT if any(name in names for name in _ROOT) else ()  # errors about missing ones then have timm's names
-    dropped: dict[str, str] = {}
-    for pattern, reason in _TRAINING_PARTS.items():
-        dropped |= {match.string: reason for match in matches_of(pattern, names)}
     return Layout(
         format="timm",
         pieces={_our_name(name): same(name) for name in (*names, *root)},
@@ -79,7 +76,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
         image_size=described.get("image_size"),
-        dropped=dropped,
+        dropped=reasons_of(_TRAINING_PARTS, names),
     )
 
 
