@@ -9,7 +9,7 @@ per text, D hidden size, P dimensions of the embedding space that texts share wi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from vitkit.model.vit import Block
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import huggingface_towers, open_clip
 from vitkit.weights.formats.huggingface_described import activation
-from vitkit.weights.layout import Layout, Piece, account_for, depth_of, joined_shape, pair, same
+from vitkit.weights.layout import Layout, Piece, account_for, depth_of, joined_shape, matches_of, pair, same
 
 _HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
 _OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
@@ -76,12 +76,15 @@ def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
         message = f"{checkpoint.path}: logit_scale is missing; use the publisher's file"
         raise VitkitError("language.tensors-unlike", message)
     bias = _number(checkpoint, "logit_bias")
-    projection = None if layout.projection is None else _read(checkpoint, same(layout.projection))
+    projection = None
+    if layout.projection is not None:
+        projection = _read(checkpoint, same(layout.projection))
+        projection = projection.T.contiguous() if layout.is_transposed else projection
     tower = _tower(checkpoint, layout, gelu)
     heads = f"{tower.config.heads}, as is usual for {tower.config.hidden_size} features (config.json is missing)"
     return TextEncoder(
         tower=tower,
-        projection=projection.T.contiguous() if projection is not None and layout.is_transposed else projection,
+        projection=projection,
         scale=scale,
         bias=bias or 0.0,
         is_sigmoid=bias is not None,
@@ -95,7 +98,7 @@ def inspect_text_encoder(checkpoint: Checkpoint) -> TextEncoderInfo | None:
     layout = _layout(checkpoint)
     if layout is None:
         return None
-    head, positions = (_shape(checkpoint, layout.pieces[name]) for name in ("head.weight", "pos_embed"))
+    head, positions = _shape(checkpoint, layout.pieces["head.weight"]), _shape(checkpoint, layout.pieces["pos_embed"])
     if head is None or positions is None:
         return None
     return TextEncoderInfo(head[0], positions[0], "logit_bias" in checkpoint.tensors, layout.clean)
@@ -116,7 +119,9 @@ class _TextLayout:
 def _layout(checkpoint: Checkpoint) -> _TextLayout | None:
     if _HF_EMBEDDING in checkpoint.tensors:
         return _hugging_face_layout(checkpoint)
-    return _open_clip_layout(checkpoint) if any(name in checkpoint.tensors for name in _OPEN_EMBEDDINGS) else None
+    if any(name in checkpoint.tensors for name in _OPEN_EMBEDDINGS):
+        return _open_clip_layout(checkpoint)
+    return None
 
 
 def _number(checkpoint: Checkpoint, name: str, *, is_logarithm: bool = False) -> float | None:
@@ -156,7 +161,7 @@ def _tower(checkpoint: Checkpoint, layout: _TextLayout, gelu: str) -> TextTower:
     config = TextConfig(
         vocabulary=size("token_embed.weight", 0),
         context=size("pos_embed", 0),
-        layers=depth_of(m[1] for name in layout.pieces if (m := re.match(r"blocks\.(\d+)\.", name))),
+        layers=_depth(layout.pieces, "blocks."),
         hidden_size=hidden_size,
         mlp_size=size("blocks.0.mlp.fc1.weight", 0),
         projection_size=size("head.weight", 0),
@@ -195,9 +200,7 @@ def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
 
 
 def _hugging_face_layout(checkpoint: Checkpoint) -> _TextLayout:
-    names, prefix = checkpoint.tensors, "text_model."
-    blocks = f"{prefix}encoder.layers."
-    depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
+    names = checkpoint.tensors
     is_siglip = "visual_projection.weight" not in names
     if is_siglip and "logit_bias" not in names:  # otherwise a SigLIP would be mistaken for a CLIP
         raise VitkitError(
@@ -207,92 +210,126 @@ def _hugging_face_layout(checkpoint: Checkpoint) -> _TextLayout:
         )
     pieces = {
         "token_embed.weight": same(_HF_EMBEDDING),
-        "pos_embed": same(f"{prefix}embeddings.position_embedding.weight"),
-        **pair("norm", f"{prefix}final_layer_norm"),
-        **pair("head", f"{prefix}head" if is_siglip else "text_projection"),
+        "pos_embed": same("text_model.embeddings.position_embedding.weight"),
+        **pair("norm", "text_model.final_layer_norm"),
+        **pair("head", "text_model.head" if is_siglip else "text_projection"),
     }
-    for layer in range(depth):
+    blocks = "text_model.encoder.layers."
+    for layer in range(_depth(names, blocks)):
         pieces |= huggingface_towers.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
-    norm_eps = 1e-6 if is_siglip else 1e-5
-    # CLIP reads the token at the end of the text, which has the largest id in the published tokenizers.
-    fields: dict[str, Any] = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
-    fields |= {"projection_bias": is_siglip, "norm_eps": norm_eps}
+    settings: dict[str, Any]
+    if is_siglip:
+        settings = {"is_causal": False, "pool": "last", "projection_bias": True, "norm_eps": 1e-6}
+    else:  # CLIP reads the token at the end of the text, which has the largest id in the published tokenizers
+        settings = {"is_causal": True, "pool": "largest", "projection_bias": False, "norm_eps": 1e-5}
     if checkpoint.config is not None:
-        config = checkpoint.config.get("text_config") or {}
-        if not isinstance(config, Mapping):
-            message = f"config.json: text_config must be an object, not {config!r:.40}"
+        settings |= _hugging_face_settings(checkpoint.config.get("text_config") or {}, is_siglip=is_siglip)
+    return _TextLayout(
+        pieces,
+        settings,
+        projection=None if is_siglip else "visual_projection.weight",
+        is_transposed=False,
+        # `position_ids` is only a buffer of consecutive numbers, so it is not read.
+        pattern=r"text_(model|projection)\.(?!embeddings\.position_ids$)",
+        clean="lower" if is_siglip else "none",
+    )
+
+
+def _hugging_face_settings(config: Any, *, is_siglip: bool) -> dict[str, Any]:
+    """Return the fields of `TextConfig` in `text_config` of config.json, with transformers' defaults."""
+    if not isinstance(config, Mapping):
+        message = f"config.json: text_config must be an object, not {config!r:.40}"
+        raise VitkitError("language.config-invalid", message)
+    gelu = activation(config.get("hidden_act", "gelu_pytorch_tanh" if is_siglip else "quick_gelu"))
+    if "gelu" not in gelu:
+        message = f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported"
+        raise VitkitError("language.config-unsupported", message)
+    settings = {"heads": config.get("num_attention_heads", 12 if is_siglip else 8), **gelu}
+    if "layer_norm_eps" in config:
+        settings["norm_eps"] = config["layer_norm_eps"]
+    end = config.get("eos_token_id", 49407)
+    if not is_siglip and end != 2:  # old transformers wrote 2 by mistake, so 2 does not tell the token
+        if type(end) is not int:
+            message = f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}"
             raise VitkitError("language.config-invalid", message)
-        gelu = activation(config.get("hidden_act", "gelu_pytorch_tanh" if is_siglip else "quick_gelu"))
-        if "gelu" not in gelu:
-            message = f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported"
-            raise VitkitError("language.config-unsupported", message)
-        fields |= {
-            "heads": config.get("num_attention_heads", 12 if is_siglip else 8),  # transformers' defaults
-            **gelu,
-            "norm_eps": config.get("layer_norm_eps", norm_eps),
-        }
-        end = config.get("eos_token_id", 49407)
-        if not is_siglip and end != 2:  # old transformers wrote 2 by mistake: keep "largest"
-            if type(end) is not int:
-                message = f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}"
-                raise VitkitError("language.config-invalid", message)
-            fields |= {"pool": "end", "end": end}
-    # `position_ids` is only a buffer of consecutive numbers, so it is not read.
-    pattern = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
-    projection = None if is_siglip else "visual_projection.weight"
-    clean: Clean = "lower" if is_siglip else "none"
-    return _TextLayout(pieces, fields, projection, is_transposed=False, pattern=pattern, clean=clean)
+        settings |= {"pool": "end", "end": end}
+    return settings
 
 
 def _open_clip_layout(checkpoint: Checkpoint) -> _TextLayout:
     names = checkpoint.tensors
     prefix = "text." if "text.token_embedding.weight" in names else ""
-    blocks = f"{prefix}transformer.resblocks."
-    depth = depth_of(m[1] for name in names if (m := re.match(rf"{re.escape(blocks)}(\d+)\.", name)))
-    has_bias = f"{prefix}text_projection.weight" in names
-    transposed = Piece((f"{prefix}text_projection",), lambda stored: stored.T, lambda weight, _: (weight.T,))
-    head = {"head.weight": transposed, "head.bias": same(f"{prefix}text_projection.bias")}
     pieces = {
         "token_embed.weight": same(f"{prefix}token_embedding.weight"),
         "pos_embed": same(f"{prefix}positional_embedding"),
         **pair("norm", f"{prefix}ln_final"),
-        **(pair("head", f"{prefix}text_projection") if has_bias else head),
+        **pair("head", f"{prefix}text_projection"),
     }
-    for layer in range(depth):
+    is_linear = f"{prefix}text_projection.weight" in names  # otherwise the projection is a matrix (D, P)
+    if not is_linear:
+        stored = (f"{prefix}text_projection",)
+        pieces["head.weight"] = Piece(stored, lambda matrix: matrix.T, lambda weight, _: (weight.T,))
+    blocks = f"{prefix}transformer.resblocks."
+    for layer in range(_depth(names, blocks)):
         block = open_clip.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
         pieces |= {name: piece for name, piece in block.items() if ".ls" not in name}  # there is no LayerScale
+
     is_siglip = "logit_bias" in names
+    model = (checkpoint.config or {}).get("model_cfg")
     settings: dict[str, Any]
     clean: Clean
-    model = (checkpoint.config or {}).get("model_cfg")
     if isinstance(model, Mapping):
         config = model.get("text_cfg") or {}
-        unsupported = [name for name in _UNSUPPORTED if config.get(name)]
-        pool = config.get("pool_type", "argmax")
-        if unsupported or pool not in _POOLS:
-            name = unsupported[0] if unsupported else "pool_type"
-            message = f"open_clip_config.json: text_cfg {name} {config.get(name)!r} is not supported"
-            raise VitkitError("language.config-unsupported", message)
-        is_tanh = (config.get("act_kwargs") or {}).get("approximate") == "tanh"
-        settings = {
-            "heads": config.get("heads", 8),
-            "gelu": "quick" if model.get("quick_gelu") else "tanh" if is_tanh else "erf",
-            "norm_eps": (config.get("norm_kwargs") or {}).get("eps", 1e-5),
-            "is_causal": not config.get("no_causal_mask", False),
-            "pool": _POOLS[pool],
-            "end": config.get("eos_id", 2) if pool == "eos" else None,
-        }
-        is_canonical = (config.get("tokenizer_kwargs") or {}).get("clean") == "canonicalize"
-        clean = "canonical" if is_canonical else "lower" if is_siglip else "none"
+        settings = _open_clip_settings(config, is_quick=bool(model.get("quick_gelu")))
+        clean = "lower" if is_siglip else "none"
+        if (config.get("tokenizer_kwargs") or {}).get("clean") == "canonicalize":
+            clean = "canonical"
+    elif is_siglip:
+        settings = {"is_causal": False, "pool": "last", "norm_eps": 1e-6}
+        clean = "canonical"
     else:
-        settings = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
-        settings["norm_eps"], clean = (1e-6, "canonical") if is_siglip else (1e-5, "none")
-    settings["projection_bias"] = has_bias
-    matrix, linear = "visual.proj", "visual.head.proj.weight"  # names of the projection of images
-    projection = matrix if matrix in names else linear if linear in names else None
+        settings = {"is_causal": True, "pool": "largest", "norm_eps": 1e-5}
+        clean = "none"
+    settings["projection_bias"] = is_linear
+    # The projection of images is a matrix (D, P), or a linear layer.
+    projections = [name for name in ("visual.proj", "visual.head.proj.weight") if name in names]
+    projection = projections[0] if projections else None
     parts = r"token_embedding\.|transformer\.|ln_final\.|text_projection|positional_embedding$|cls_emb"
-    is_transposed = projection == matrix
-    return _TextLayout(pieces, settings, projection, is_transposed, rf"{re.escape(prefix)}({parts})", clean)
+    return _TextLayout(
+        pieces,
+        settings,
+        projection,
+        is_transposed=projection == "visual.proj",
+        pattern=rf"{re.escape(prefix)}({parts})",
+        clean=clean,
+    )
+
+
+def _open_clip_settings(config: Mapping[str, Any], *, is_quick: bool) -> dict[str, Any]:
+    """Return the fields of `TextConfig` in `text_cfg`, with OpenCLIP's defaults. `is_quick` is its `quick_gelu`."""
+    pool = config.get("pool_type", "argmax")
+    unsupported = [name for name in _UNSUPPORTED if config.get(name)]
+    if pool not in _POOLS:
+        unsupported.append("pool_type")
+    if unsupported:
+        name = unsupported[0]
+        message = f"open_clip_config.json: text_cfg {name} {config.get(name)!r} is not supported"
+        raise VitkitError("language.config-unsupported", message)
+    is_tanh = (config.get("act_kwargs") or {}).get("approximate") == "tanh"
+    gelu = "tanh" if is_tanh else "erf"
+    return {
+        "heads": config.get("heads", 8),
+        "gelu": "quick" if is_quick else gelu,
+        "norm_eps": (config.get("norm_kwargs") or {}).get("eps", 1e-5),
+        "is_causal": not config.get("no_causal_mask", False),
+        "pool": _POOLS[pool],
+        "end": config.get("eos_id", 2) if pool == "eos" else None,
+    }
+
+
+def _depth(names: Iterable[str], blocks: str) -> int:
+    """Return the number of blocks whose names begin with `blocks` and a number."""
+    return depth_of(match[1] for match in matches_of(rf"{re.escape(blocks)}(\d+)\.", names))
 
 
 class TextTower(nn.Module):

@@ -92,24 +92,29 @@ def _from_json(path: Path, settings: dict[str, Any], context: int, clean: Clean)
         return list(tokenizer.encode(_CLEANERS[clean](text)).ids)
 
     # The tokenizer must add the start and end token, and split texts into words, as in the text encoder's training.
-    is_clip = tokenizer.token_to_id(_BEGIN) is not None and tokenizer.token_to_id(_END) is not None
-    end_token = _END if is_clip else _token_name(settings.get("eos_token"), "<eos>")
     tokens = tokenizer.encode("A  Photo").tokens
-    has_end = tokenizer.token_to_id(end_token) is not None and settings.get("add_eos_token") is not False
-    is_unlike = has_end and tokens[-1] != end_token
-    if is_clip:
-        words = [word for text in ("a", "photo") for word in tokenizer.encode(text, add_special_tokens=False).tokens]
-        is_unlike = tokens != [_BEGIN, *words, _END]
-    if is_unlike:
+    if tokenizer.token_to_id(_BEGIN) is not None and tokenizer.token_to_id(_END) is not None:  # CLIP's
+        words = [tokenizer.encode(word, add_special_tokens=False).tokens for word in ("a", "photo")]
+        is_alike = tokens == [_BEGIN, *words[0], *words[1], _END]
+    else:
+        end_token = _token_name(settings.get("eos_token"), "<eos>")
+        has_end = tokenizer.token_to_id(end_token) is not None and settings.get("add_eos_token") is not False
+        is_alike = not has_end or tokens[-1] == end_token
+    if not is_alike:
         raise VitkitError(
             "language.tokenizer-unlike",
             f"{path} reads texts in another way than the text encoder was trained: its normalizer, pre_tokenizer or "
             "post_processor is missing or a different one; use the publisher's file",
         )
-    padding = tokenizer.token_to_id(_token_name(settings.get("pad_token"), _END if clean == "none" else "<pad>"))
-    end = tokenizer.token_to_id(_token_name(settings.get("eos_token"), _END if clean == "none" else "<eos>"))
-    is_left = settings.get("padding_side") == "left"
-    return Tokenizer(encode, end, 0 if padding is None else padding, context, is_left)
+    default_padding, default_end = (_END, _END) if clean == "none" else ("<pad>", "<eos>")
+    padding = tokenizer.token_to_id(_token_name(settings.get("pad_token"), default_padding))
+    return Tokenizer(
+        encode,
+        end=tokenizer.token_to_id(_token_name(settings.get("eos_token"), default_end)),
+        padding=0 if padding is None else padding,
+        context=context,
+        is_padded_left=settings.get("padding_side") == "left",
+    )
 
 
 def _token_name(setting: Any, default: str) -> str:
@@ -148,15 +153,19 @@ def _from_open_clip(folder: Path, config: Mapping[str, Any], context: int) -> To
     model = config.get("model_cfg")
     text_config = model.get("text_cfg") if isinstance(model, Mapping) else None
     fields = text_config if isinstance(text_config, Mapping) else {}
-    if name := fields.get("hf_tokenizer_name"):
+    name = fields.get("hf_tokenizer_name")
+    if name:
         raise VitkitError(
             "language.tokenizer-missing",
             f"{folder} has no tokenizer: put the tokenizer.json of {name} beside {_OPEN_CLIP_CONFIG}, which names it",
         )
     settings = dict(fields.get("tokenizer_kwargs") or {})
     kind = settings.pop("clean", "lower")
-    if settings or kind not in ("lower", "whitespace", "canonicalize"):
-        setting = next(iter(settings), f"clean {kind!r}")
+    unsupported = list(settings)
+    if kind not in ("lower", "whitespace", "canonicalize"):
+        unsupported.append(f"clean {kind!r}")
+    if unsupported:
+        setting = unsupported[0]
         message = f"{_OPEN_CLIP_CONFIG}: tokenizer_kwargs {setting} is not supported; put the tokenizer.json beside it"
         raise VitkitError("language.config-unsupported", message)
     try:

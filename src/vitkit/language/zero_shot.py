@@ -135,12 +135,14 @@ class ImagesAndWords:
 
     def vectors(self, texts: Sequence[str]) -> Tensor:
         """Return the normalised vectors of n texts, (n, P)."""
-        tower, vectors = self.words.tower, []
+        tower = self.words.tower
+        vectors = []
         with torch.inference_mode():
             for start in range(0, len(texts), _BATCH):
                 tokens = torch.tensor(self.tokenizer(texts[start : start + _BATCH]))
                 # Without the end token, all texts would be read at their first token and be equal.
-                lacks_end = tower.config.pool == "end" and not torch.eq(tokens, tower.config.end or 0).any(dim=1).all()
+                has_end = torch.eq(tokens, tower.config.end or 0).any(dim=1)
+                lacks_end = tower.config.pool == "end" and not has_end.all()
                 if lacks_end or int(tokens.max()) >= tower.config.vocabulary:
                     raise VitkitError(
                         "language.tokenizer-unlike",
@@ -177,8 +179,9 @@ class ImagesAndWords:
         if not names:
             message = "--classes contains no class: expected names separated by commas"
             raise VitkitError("language.classes-empty", message)
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise VitkitError("language.classes-alike", f"--classes contains {twice[0]!r} twice")
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise VitkitError("language.classes-alike", f"--classes contains {min(repeated)!r} twice")
         templates = tuple(templates) or published_templates(is_sigmoid=self.words.is_sigmoid)
         one = not self.words.is_sigmoid if one is None else one
         if not one and not self.words.is_sigmoid:
@@ -189,10 +192,11 @@ class ImagesAndWords:
             )
         encoder = vit_of(self.images.model, "classes by name")
         head = self.head(names, templates)
-        name_of: dict[tuple[tuple[int, ...], ...], str] = {}  # by its token ids in each template
+        name_of: dict[str, str] = {}  # by its token ids in each template
         for name in names:  # `C` and `C++` have the same tokens if the tokenizer removes punctuation
             ids = self.tokenizer([template.replace("{}", name) for template in templates])
-            if (other := name_of.setdefault(tuple(map(tuple, ids)), name)) != name:
+            other = name_of.setdefault(str(ids), name)
+            if other != name:
                 raise VitkitError(
                     "language.classes-alike",
                     f"--classes: {other!r} and {name!r} have the same tokens in this model, which reads "
@@ -243,13 +247,13 @@ def find_text_encoder(weights: WeightsSource) -> TextEncoderInfo | None:
     if weights.is_image_encoder or path is None or checkpoint is None or is_model_folder(path.parent):
         return None
     info = inspect_text_encoder(checkpoint)
-    name = split_timm(weights.source)[0]
-    if info is None and (
-        _TRAINED_WITH_TEXTS.search(name) or any(tensor.startswith(_IMAGE_PREFIXES) for tensor in checkpoint.tensors)
-    ):
+    if info is not None:
+        return info
+    is_named_so = _TRAINED_WITH_TEXTS.search(split_timm(weights.source)[0])
+    if is_named_so or any(name.startswith(_IMAGE_PREFIXES) for name in checkpoint.tensors):
         message = f"{weights.source} is the image encoder of CLIP or SigLIP without its text encoder"
         raise VitkitError("language.encoder-missing", message)
-    return info
+    return None
 
 
 def check_tokenizer(weights: WeightsSource, info: TextEncoderInfo) -> None:
@@ -285,6 +289,7 @@ def why_indistinguishable(names: Sequence[str]) -> str | None:
         if _SYNSET.fullmatch(name):  # two ids may have the same name: ImageNet has two classes `crane`
             continue
         letters = tuple(re.findall(r"[^\W\d_]+", text.casefold()))
-        if (other := name_of.setdefault(letters, name)) != name:
+        other = name_of.setdefault(letters, name)
+        if other != name:
             return f"{other!r} and {name!r} differ in no word"
     return None

@@ -32,9 +32,8 @@ def as_pair(value: Any, name: str) -> Pair:
         VitkitError: the value is neither a positive whole number nor a pair of them.
     """
     pair = (value, value) if isinstance(value, int) else value
-    if not (
-        isinstance(pair, (tuple, list)) and len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)
-    ):
+    is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+    if not is_pair or not all(type(side) is int and side > 0 for side in pair):
         raise _invalid(f"{name} must be a positive whole number or a pair (height, width), not {value!r}")
     return pair[0], pair[1]
 
@@ -106,12 +105,13 @@ def _check_tokens(config: ViTConfig) -> None:
     if config.distill_token and config.representation_size is not None:
         raise _conflict("representation_size cannot be combined with distill_token: DeiT has no representation layer")
     for name in ("pool_heads", "pool_mlp_size"):
-        if getattr(config, name) is not None and getattr(config, name) < 1:
-            raise _invalid(f"{name} must be at least 1 or None, not {getattr(config, name)}")
+        size = getattr(config, name)
+        if size is not None and size < 1:
+            raise _invalid(f"{name} must be at least 1 or None, not {size}")
+        if size is not None and config.pool != "map":
+            raise _conflict(f"pool_heads and pool_mlp_size apply only to pool 'map', not to {config.pool!r}")
     if config.pool == "map" and config.hidden_size % (config.pool_heads or 1):
         raise _indivisible(f"hidden_size {config.hidden_size} is not divisible by pool_heads {config.pool_heads}")
-    if config.pool != "map" and (config.pool_heads is not None or config.pool_mlp_size is not None):
-        raise _conflict(f"pool_heads and pool_mlp_size apply only to pool 'map', not to {config.pool!r}")
     if config.pool == "map" and config.mlp_kind != "mlp":
         raise _conflict(f"pool 'map' has its own MLP, so it cannot be combined with mlp_kind {config.mlp_kind!r}")
     if config.fc_norm and (config.distill_head or config.pool == "token+gap"):
@@ -289,27 +289,33 @@ def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
     """
     if layer is None:
         return {}
-    kind, arguments = getattr(layer, "func", layer), dict(getattr(layer, "keywords", {}))
+    # Of a `functools.partial`, these are the class and its arguments.
+    kind = getattr(layer, "func", layer)
+    arguments = dict(getattr(layer, "keywords", {}))
+    unsupported = [repr(value) for value in getattr(layer, "args", ())]
+
+    module = "" if isinstance(kind, str) else str(getattr(kind, "__module__", ""))
     name = kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
-    is_known = isinstance(kind, str) or (isinstance(kind, type) and kind.__module__.startswith(_LIBRARIES))
+    is_known = isinstance(kind, str) or (isinstance(kind, type) and module.startswith(_LIBRARIES))
     if is_known and name.lower() in _LAYERS[option]:
         # Arguments that have a field are removed from `arguments`. If others remain, the layer is refused below.
         fields = dict(_LAYERS[option][name.lower()])
         if option == "norm_layer" and "eps" in arguments:
             fields["norm_eps"] = arguments.pop("eps")
-        elif option == "norm_layer" and getattr(kind, "__module__", "").startswith("torch."):
+        elif option == "norm_layer" and module.startswith("torch."):
             fields["norm_eps"] = _TORCH_EPS[fields["norm_kind"]]
         if option == "act_layer" and arguments.get("approximate") in ("none", "tanh"):
             fields["gelu"] = "tanh" if arguments.pop("approximate") == "tanh" else "erf"
         arguments.pop("inplace", None)
-        if not arguments and not getattr(layer, "args", ()):
+        if not arguments and not unsupported:
             return fields
-    unsupported = [*map(repr, getattr(layer, "args", ())), *arguments]
+
+    unsupported += arguments
     extra = f" with {', '.join(unsupported)}" if unsupported else ""
-    names, advice = _SUPPORTED_CLASSES[option]
     if not isinstance(kind, str):
         has_name = hasattr(kind, "__name__")  # a class or a function
-        name = f"{kind.__module__}.{name}" if has_name else f"an object of {name}: pass the class"
+        name = f"{module}.{name}" if has_name else f"an object of {name}: pass the class"
+    names, advice = _SUPPORTED_CLASSES[option]
     raise VitkitError("model.option-unsupported", f"{option} must be one of {names}, not {name}{extra}; {advice}")
 
 

@@ -48,12 +48,12 @@ class ResNetStem(nn.Module):
         channels = _WIDTH
         for stage, units in enumerate(stages):
             width = _WIDTH * 2**stage
-            blocks = [
-                Bottleneck(channels if unit == 0 else 4 * width, width, 2 if unit == 0 < stage else 1, kind)
-                for unit in range(units)
-            ]
+            stride = 1 if stage == 0 else 2  # of the first bottleneck; the root has reduced the sides for stage 0
+            blocks = []
+            for _ in range(units):
+                blocks.append(Bottleneck(channels, width, stride, kind))
+                channels, stride = 4 * width, 1
             self.stages.append(Stage(blocks))
-            channels = 4 * width
         self.out_channels = channels
 
     def forward(self, images: Tensor) -> Tensor:
@@ -135,10 +135,15 @@ class Bottleneck(nn.Module):
     def __init__(self, in_channels: int, width: int, stride: int, kind: StemKind) -> None:
         super().__init__()
         out_channels = 4 * width
-        self.conv1, self.norm1 = StandardisedConv2d(in_channels, width, 1, 1, kind), group_norm(width, kind)
-        self.conv2, self.norm2 = StandardisedConv2d(width, width, 3, stride, kind), group_norm(width, kind)
-        self.conv3, self.norm3 = StandardisedConv2d(width, out_channels, 1, 1, kind), group_norm(out_channels, kind)
-        self.downsample = Projection(in_channels, out_channels, stride, kind) if in_channels != out_channels else None
+        self.conv1 = StandardisedConv2d(in_channels, width, 1, 1, kind)
+        self.norm1 = group_norm(width, kind)
+        self.conv2 = StandardisedConv2d(width, width, 3, stride, kind)
+        self.norm2 = group_norm(width, kind)
+        self.conv3 = StandardisedConv2d(width, out_channels, 1, 1, kind)
+        self.norm3 = group_norm(out_channels, kind)
+        self.downsample: Projection | None = None
+        if in_channels != out_channels:
+            self.downsample = Projection(in_channels, out_channels, stride, kind)
 
     def forward(self, x: Tensor) -> Tensor:
         residual = x if self.downsample is None else self.downsample(x)
@@ -166,8 +171,13 @@ def group_norm(channels: int, kind: StemKind) -> nn.GroupNorm:
 
 def pad_same(x: Tensor, size: int, stride: int, value: float = 0.0) -> Tensor:
     """Pad (B, C, height, width) so that a window of `size` has ceil(side / stride) positions along each side."""
-    height, width = (max((-(-side // stride) - 1) * stride + size - side, 0) for side in map(int, x.shape[2:]))
-    if not (height or width):
+
+    def padding(side: int) -> int:
+        positions = -(-side // stride)
+        return max((positions - 1) * stride + size - side, 0)
+
+    height, width = padding(int(x.shape[2])), padding(int(x.shape[3]))
+    if not height and not width:
         return x
     return F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2), value=value)
 
@@ -187,10 +197,10 @@ class ConvProjection(nn.Module):
 
         q contains only the first n = `queries` tokens; None for all.
         """
-        sources = self.q(x)[:, :queries], self.k(x), self.v(x)
-        biases = (None, None, None) if qkv.bias is None else qkv.bias.chunk(3)
-        q, k, v = (F.linear(*arguments) for arguments in zip(sources, qkv.weight.chunk(3), biases, strict=True))
-        return q, k, v
+        w_q, w_k, w_v = qkv.weight.chunk(3)
+        b_q, b_k, b_v = (None, None, None) if qkv.bias is None else qkv.bias.chunk(3)
+        q, k, v = self.q(x)[:, :queries], self.k(x), self.v(x)
+        return F.linear(q, w_q, b_q), F.linear(k, w_k, b_k), F.linear(v, w_v, b_v)
 
 
 class ConvMixer(nn.Module):

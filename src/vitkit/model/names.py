@@ -115,10 +115,10 @@ def is_model_name(name: str) -> bool:
 
 def _parse(name: str) -> re.Match[str] | None:
     parsed = _NAME.fullmatch(name)
-    if parsed is None or (parsed["distilled"] and parsed["family"] == "vit"):
+    if parsed is None:
         return None
-    is_vit_only = parsed["suffix"] or parsed["stem"] or parsed["mixture"]
-    return None if is_vit_only and parsed["family"] == "deit" else parsed
+    only_other_family = ("distilled",) if parsed["family"] == "vit" else ("suffix", "stem", "mixture")
+    return None if any(parsed[part] for part in only_other_family) else parsed
 
 
 @check_arguments
@@ -225,9 +225,8 @@ class NetworkConfig:
         vit_fields = {field.name for field in dataclasses.fields(ViTConfig)}
         for name in changes:
             if name not in known:
-                why = (
-                    "exists only in Vision Transformers" if name in vit_fields else f"is unknown{suggest(name, known)}"
-                )
+                is_of_vit = name in vit_fields
+                why = "exists only in Vision Transformers" if is_of_vit else f"is unknown{suggest(name, known)}"
                 raise VitkitError(
                     "model.option-unknown", f"model option {name!r} {why}; {self.full_name} has {', '.join(known)}"
                 )
@@ -261,10 +260,13 @@ def split_network(name: str) -> tuple[Library, str] | None:
 
     None is also returned for `timm:NAME` if vitkit itself has a Vision Transformer of that name.
     """
+    prefix, _, network = name.partition(":")
+    if not network or "@" in network:  # NAME@FILE is a checkpoint
+        return None
     for library in LIBRARIES:
-        prefix, _, network = name.partition(":")
-        if prefix == library and network and "@" not in network:  # NAME@FILE is a checkpoint
-            return None if library == "timm" and is_model_name(network.partition(".")[0]) else (library, network)
+        if prefix == library:
+            is_ours = library == "timm" and is_model_name(network.partition(".")[0])
+            return None if is_ours else (library, network)
     return None
 
 

@@ -50,33 +50,23 @@ def build_network(config: NetworkConfig) -> nn.Module:
             network = ResNet(config.in_channels, _BIT[config.name], num_classes)
         else:
             network = build_registered(config.name, num_classes, config.in_channels, config.image_size)
-    # A head that is a 1x1 convolution of pooled features, as in BiT's ResNets, becomes a linear layer.
+    _replace_pointwise_head(network)
+    _set_rates(network, config)
+    return network
+
+
+def _replace_pointwise_head(network: nn.Module) -> None:
+    """Replace a head that is a 1x1 convolution of pooled features, as in BiT's ResNets, by a linear layer."""
     classifier_of: Any = getattr(network, "get_classifier", None)
     head = None if classifier_of is None else classifier_of()
-    if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1):
-        name = next(name for name, module in network.named_modules() if module is head)
-        linear = _PointwiseHead(head.in_channels, head.out_channels, head.bias is not None, device=head.weight.device)
-        linear.weight = nn.Parameter(head.weight.detach().flatten(1))
-        if head.bias is not None:
-            linear.bias = nn.Parameter(head.bias.detach())
-        _replace_module(network, name, linear)
-    for name, rate in (("dropout", config.dropout), ("drop_path", config.drop_path)):
-        if rate is None:  # the library's default stays
-            continue
-        layers = _rate_layers(network)[name]
-        largest = max((getattr(layer, field) for layer, field in layers), default=0.0)
-        # All dropout layers get the same rate, so zeros do not matter. Rates of stochastic depth are scaled.
-        is_settable = bool(layers) if name == "dropout" else largest > 0
-        if rate and not is_settable:
-            if config.library == "timm" and name == "dropout":
-                continue  # timm applies it without a layer
-            raise VitkitError(
-                "model.option-unsupported", f"{config.full_name} has no {name}: leave it out, or set it to 0"
-            )
-        for layer, field in layers:
-            is_scaled = name == "drop_path" and largest
-            setattr(layer, field, rate * getattr(layer, field) / largest if is_scaled else rate)
-    return network
+    if not isinstance(head, nn.Conv2d) or head.kernel_size != (1, 1):
+        return
+    name = next(name for name, module in network.named_modules() if module is head)
+    linear = _PointwiseHead(head.in_channels, head.out_channels, head.bias is not None, device=head.weight.device)
+    linear.weight = nn.Parameter(head.weight.detach().flatten(1))
+    if head.bias is not None:
+        linear.bias = nn.Parameter(head.bias.detach())
+    _replace_module(network, name, linear)
 
 
 def _from_torchvision(config: NetworkConfig, num_classes: int) -> nn.Module:
@@ -171,6 +161,28 @@ def check_rates(config: NetworkConfig) -> None:
     """Check that the network has layers for the rates of dropout and stochastic depth in the configuration."""
     if config.dropout or config.drop_path:
         build_on_meta(config)
+
+
+def _set_rates(network: nn.Module, config: NetworkConfig) -> None:
+    """Set the rates of dropout and stochastic depth; a rate of None leaves the library's default."""
+    layers = _rate_layers(network)
+    if config.dropout is not None:
+        # timm applies some dropout without a layer.
+        if config.dropout and not layers["dropout"] and config.library != "timm":
+            raise _no_layer(config, "dropout")
+        for layer, field in layers["dropout"]:
+            setattr(layer, field, config.dropout)
+    if config.drop_path is not None:
+        largest = max((getattr(layer, field) for layer, field in layers["drop_path"]), default=0.0)
+        if config.drop_path and not largest:
+            raise _no_layer(config, "drop_path")
+        for layer, field in layers["drop_path"]:
+            share = getattr(layer, field) / largest if largest else 0.0
+            setattr(layer, field, config.drop_path * share)
+
+
+def _no_layer(config: NetworkConfig, name: str) -> VitkitError:
+    return VitkitError("model.option-unsupported", f"{config.full_name} has no {name}: leave it out, or set it to 0")
 
 
 def _rate_layers(network: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:

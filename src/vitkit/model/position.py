@@ -164,7 +164,9 @@ class Learned2D(nn.Module):
     def forward(self, table: int) -> Tensor:
         """Return the position embeddings of the table with this index: (N, D)."""
         y, x = self.y[table], self.x[table]  # (h, D/2), (w, D/2)
-        grid = torch.cat([y[:, None].expand(-1, len(x), -1), x[None, :].expand(len(y), -1, -1)], dim=-1)  # (h, w, D)
+        rows = y[:, None].expand(-1, len(x), -1)  # (h, w, D/2)
+        columns = x[None, :].expand(len(y), -1, -1)
+        grid = torch.cat([rows, columns], dim=-1)  # (h, w, D)
         return F.pad(grid.flatten(0, 1), (0, 0, self.prefix_tokens, 0))
 
 

@@ -73,13 +73,15 @@ class Windows:
         P, n = self.prefix, q.shape[2]
         if P < n < k.shape[2]:  # only some of the patches are queries, so the windows of queries are not complete
             return attend(q, k, v, self.masked_bias(bias, q))
-        prefix = attend(q[:, :, :P], k, v, None if bias is None else bias[..., :P, :]) if P else None
-        if prefix is not None and n <= P:
-            return prefix
-        windows = self.split(q[:, :, P:])
-        patches = attend(windows, self._keys(k), self._keys(v), self.window_bias(bias, q))  # (B, W, H, S, D_h)
-        patches = self.join(patches)
-        return patches if prefix is None else torch.cat([prefix, patches], dim=2)
+        outputs = []
+        if P:  # prefix tokens attend to all tokens
+            prefix_bias = None if bias is None else bias[..., :P, :]
+            outputs.append(attend(q[:, :, :P], k, v, prefix_bias))
+        if n > P:
+            windows = self.split(q[:, :, P:])
+            patches = attend(windows, self._keys(k), self._keys(v), self.window_bias(bias, q))  # (B, W, H, S, D_h)
+            outputs.append(self.join(patches))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
     def split(self, x: Tensor, fill: float = 0) -> Tensor:
         """Divide the patches into windows, after padding them with `fill`: (B, H, h*w, C) -> (B, W, H, S, C)."""

@@ -89,9 +89,10 @@ def resize_offsets(table: Tensor, old: Pair, new: Pair) -> Tensor:
     """
     if old == new:
         return table
-    (h, w), H = (2 * side - 1 for side in old), table.shape[1]
-    grid = table[: h * w].view(h, w, H).float()
-    rows, columns = (_interpolation_matrix(*sides).to(table.device) for sides in zip(old, new, strict=True))
+    h, w = 2 * old[0] - 1, 2 * old[1] - 1  # the numbers of offsets
+    grid = table[: h * w].view(h, w, -1).float()  # (h, w, H)
+    rows = _interpolation_matrix(old[0], new[0]).to(table.device)
+    columns = _interpolation_matrix(old[1], new[1]).to(table.device)
     resized = torch.einsum("ih,jw,hwk->ijk", rows, columns, grid)  # (2h' - 1, 2w' - 1, H)
     return torch.cat([resized.flatten(0, 1).to(table.dtype), table[h * w :]])
 
@@ -106,7 +107,10 @@ def _interpolation_matrix(old: int, new: int) -> Tensor:
     while high - low > 1e-6:
         q = (low + high) / 2
         outermost = (q ** (old - 1) - 1) / (q - 1)  # 1 + q + q^2 + ...
-        low, high = (low, q) if outermost > new - 1 else (q, high)
+        if outermost > new - 1:
+            high = q
+        else:
+            low = q
     steps = np.cumsum(q ** np.arange(old - 1))
     known = np.concatenate([-steps[::-1], [0], steps])
     wanted = np.arange(1 - new, new)
@@ -179,9 +183,9 @@ def adapt(read: Mapping[str, Read], source: ViTConfig, target: ViTConfig, shapes
                 adapted.replaced[name] = f"{target.num_classes} classes, zero until it is trained"
     for name in [name for name in adapted.read if name not in shapes]:
         del adapted.read[name]
-        adapted.dropped[name] = (
-            "no head was requested" if name.startswith("head") else "the representation layer belongs to the old head"
-        )
+        is_head = name.startswith("head")
+        reason = "no head was requested" if is_head else "the representation layer belongs to the old head"
+        adapted.dropped[name] = reason
     return adapted
 
 

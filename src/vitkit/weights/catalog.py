@@ -344,8 +344,8 @@ def weights_for(model: str, use: Use) -> Entry | None:
         return None
     body, side = parsed["body"], int(parsed["side"])
     if parsed["in21k"] or (use == "training" and not body.startswith("deit_")):
-        tags = _IN21K if parsed["in21k"] else _TRAINING
-        return next((CATALOG[name] for tag in tags if (name := f"{body}_224.{tag}") in CATALOG), None)
+        names = [f"{body}_224.{tag}" for tag in (_IN21K if parsed["in21k"] else _TRAINING)]
+        return next((CATALOG[name] for name in names if name in CATALOG), None)
 
     def preference(entry: Entry) -> tuple[bool, int, int]:
         """Prefer the named resolution, then the order of the tags, then the nearest resolution."""

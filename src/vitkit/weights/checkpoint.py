@@ -133,7 +133,14 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
     other prefixes. If two names become the same, the set with the better rank is taken (`_rank`); at equal rank, an
     error is raised.
     """
-    ambiguous = "under several prefixes, and it is not clear which one to use: save only one of them"
+
+    def ambiguous(name: str) -> VitkitError:
+        return VitkitError(
+            "weights.sets-ambiguous",
+            f"{path} contains {name} under several prefixes, and it is not clear which one to use: save only one of "
+            "them",
+        )
+
     sets: dict[str, dict[str, StoredTensor]] = {}  # the tensors with each prefix, by their names without it
     ignored: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -144,23 +151,27 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
         if _TRAINING_ONLY.match(bare):
             ignored[name] = "it belongs to the training"
         elif bare in sets.setdefault(prefix, {}):
-            raise VitkitError("weights.sets-ambiguous", f"{path} contains {bare} {ambiguous}")
+            raise ambiguous(bare)
         else:
             sets[prefix][bare] = tensor
+
     merged: dict[str, StoredTensor] = {}
-    taken: list[str] = []
+    chosen: list[str] = []  # the prefixes of the sets that were merged, with increasing ranks
     for prefix in sorted(sets, key=_rank):
         same = merged.keys() & sets[prefix].keys()
         if not same:
             merged |= sets[prefix]
-            taken.append(prefix)
-        elif all(_rank(other) < _rank(prefix) for other in taken):
-            this_set, first_set = (each.rstrip(".") or "the set without a prefix" for each in (prefix, taken[0]))
-            ignored[this_set] = f"{first_set} was taken"
+            chosen.append(prefix)
+        elif _rank(chosen[-1]) < _rank(prefix):
+            ignored[_set_name(prefix)] = f"{_set_name(chosen[0])} was taken"
         else:
-            raise VitkitError("weights.sets-ambiguous", f"{path} contains {min(same)} {ambiguous}")
+            raise ambiguous(min(same))
     in_file_order = [name for tensors_of_set in sets.values() for name in tensors_of_set]
     return {name: merged[name] for name in in_file_order if name in merged}, ignored
+
+
+def _set_name(prefix: str) -> str:
+    return prefix.rstrip(".") or "the set without a prefix"
 
 
 def _rank(name: str) -> int:
@@ -365,21 +376,20 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
     ignored: dict[str, str] = {}
     beside: list[str] = []  # the keys of anything other than weights, on every level
     while isinstance(content, Mapping) and not _is_state_dict(content):
-        ranks: dict[Any, tuple[int, int]] = {}
-        for name, value in content.items():
-            if _holds_weights(value):
-                ranks[name] = (_rank(str(name)), _KEYS.index(name) if name in _KEYS else len(_KEYS))
-        if not ranks:
+        keys = sorted((key for key in content if _holds_weights(content[key])), key=_rank_of_key)
+        if not keys:
             break
-        taken, *others = sorted(ranks, key=ranks.__getitem__)
-        if others and ranks[taken] == ranks[others[0]]:
-            sets = listed([".".join([*wrappers, str(name)]) for name in (taken, *others)], 6)
+        chosen, *others = keys
+        paths = {key: ".".join((*wrappers, str(key))) for key in keys}
+        if others and _rank_of_key(others[0]) == _rank_of_key(chosen):
             raise VitkitError(
-                "weights.sets-ambiguous", f"{path} contains several sets of weights, {sets}: save only one of them"
+                "weights.sets-ambiguous",
+                f"{path} contains several sets of weights, {listed(list(paths.values()), 6)}: save only one of them",
             )
-        ignored |= {".".join([*wrappers, str(name)]): f"{taken} was taken" for name in others}
-        beside += [str(name) for name in content if name not in ranks]
-        wrappers, content = (*wrappers, str(taken)), content[taken]
+        ignored |= {paths[key]: f"{chosen} was taken" for key in others}
+        beside += [str(key) for key in content if key not in paths]
+        wrappers = (*wrappers, str(chosen))
+        content = content[chosen]
     if not isinstance(content, Mapping):
         raise VitkitError(
             "weights.tensors-absent",
@@ -395,6 +405,10 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
     if beside:
         ignored[f"what stands beside the weights ({listed(beside, 6)})"] = "only weights are read"
     return wrappers, weights, ignored
+
+
+def _rank_of_key(key: Any) -> tuple[int, int]:
+    return _rank(str(key)), _KEYS.index(key) if key in _KEYS else len(_KEYS)
 
 
 def _is_state_dict(content: Mapping[Any, Any]) -> bool:

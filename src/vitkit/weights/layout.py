@@ -136,23 +136,29 @@ def account_for(
         account.missing += [part for part in absent if part not in account.missing]
         wrong: dict[str, str] = {}
         if not absent and name in layout.pieces:
-            piece, stored = layout.pieces[name], [tensors[part] for part in theirs]
-            parts = piece.split(torch.empty(shape, device="meta"), config)
-            for part, tensor, needed in zip(theirs, stored, parts, strict=False):
-                if needed is not None and _squeezed(needed.shape) != _squeezed(tensor.shape):
-                    wrong[part] = f"expected {tuple(needed.shape)}, not {tensor.shape}"
-            if not wrong and joined_shape(piece, stored) != shape:
-                reasons = (f"expected {tuple(shape)}, not {tensor.shape}" for tensor in stored)
-                wrong = dict(zip(theirs, reasons, strict=True))
-            for part, tensor in zip(theirs, stored, strict=True):
-                if not tensor.dtype.is_floating_point:
-                    wrong[part] = "expected float32, float16 or the like"
+            wrong = _misfits(layout.pieces[name], tensors, shape, config)
         account.misshapen |= wrong
         if absent or wrong:
             account.unfit.append(name)
     known = account.used | set(layout.dropped)
     account.left_over = [name for name in tensors if name not in known]
     return account
+
+
+def _misfits(piece: Piece, tensors: Mapping[str, StoredTensor], shape: torch.Size, config: ViTConfig) -> dict[str, str]:
+    """Return the stored tensors of a piece that do not fit our tensor of this shape, each with the reason."""
+    stored = {name: tensors[name] for name in piece.stored_names}
+    wrong: dict[str, str] = {}
+    parts = piece.split(torch.empty(shape, device="meta"), config)
+    for (name, tensor), part in zip(stored.items(), parts, strict=False):
+        if part is not None and _squeezed(part.shape) != _squeezed(tensor.shape):
+            wrong[name] = f"expected {tuple(part.shape)}, not {tensor.shape}"
+    if not wrong and joined_shape(piece, list(stored.values())) != shape:
+        wrong = {name: f"expected {tuple(shape)}, not {tensor.shape}" for name, tensor in stored.items()}
+    for name, tensor in stored.items():
+        if not tensor.dtype.is_floating_point:
+            wrong[name] = "expected float32, float16 or the like"
+    return wrong
 
 
 def joined_shape(piece: Piece, stored: Sequence[StoredTensor | None]) -> torch.Size | None:

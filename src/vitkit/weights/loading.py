@@ -82,26 +82,27 @@ class LoadPlan:
         tensors = {name: read() for name, read in self.read.items()}
         for name, tensor in tensors.items():
             # The extremes are NaN if any value is. Finding them takes no memory, unlike `isfinite` of all values.
-            if not tensor.numel() or all(bound.isfinite() for bound in torch.aminmax(tensor)):
-                continue
-            count = int((~tensor.isfinite()).sum())
-            raise VitkitError(
-                "weights.values-not-finite",
-                f"{report.source}: {report.renamed.get(name, name)} has {count} NaN or infinite values of "
-                f"{tensor.numel()}: the checkpoint is damaged, or was written in a precision that is too narrow for "
-                "it; restore it, or use float32",
-            )
+            if tensor.numel() and not all(bound.isfinite() for bound in torch.aminmax(tensor)):
+                count = int((~tensor.isfinite()).sum())
+                raise VitkitError(
+                    "weights.values-not-finite",
+                    f"{report.source}: {report.renamed.get(name, name)} has {count} NaN or infinite values of "
+                    f"{tensor.numel()}: the checkpoint is damaged, or was written in a precision that is too narrow "
+                    "for it; restore it, or use float32",
+                )
         if report.format == "vitkit":
             return tensors, report
-        head = "head." if isinstance(self.config, ViTConfig) else f"{anatomy_of(self.config).head}."
         zeros = []
         for name in report.matched:
-            if name not in tensors or name.endswith(("bias", "running_mean", "num_batches_tracked")):
+            tensor = tensors.get(name)
+            may_be_zero = name.endswith(("bias", "running_mean", "num_batches_tracked"))
+            if tensor is None or may_be_zero or not tensor.is_floating_point():
                 continue
             # A fused tensor of q, k and v counts if one of the three contains only zeros.
-            parts = tensors[name].chunk(3) if name.endswith("attn.qkv.weight") else (tensors[name],)
-            if tensors[name].is_floating_point() and not all(part.any() for part in parts):
+            parts = tensor.chunk(3) if name.endswith("attn.qkv.weight") else (tensor,)
+            if not all(part.any() for part in parts):
                 zeros.append(name)
+        head = "head." if isinstance(self.config, ViTConfig) else f"{anatomy_of(self.config).head}."
         if f"{head}weight" in zeros:
             report = replace(report, notes=(*report.notes, UNTRAINED_HEAD))
         suspect = [report.renamed.get(name, name) for name in zeros if not name.startswith((head, "head_dist."))]
@@ -116,8 +117,10 @@ class LoadPlan:
     def build(self) -> Classifier:
         """Build the classifier, reading the values directly into a model without initial weights."""
         tensors, report = self.tensors()
-        about_head = ("metrics", "balance", "head", "templates")
-        provenance = {k: v for k, v in self.provenance.items() if self.keeps_head or k not in about_head}
+        provenance = dict(self.provenance)
+        if not self.keeps_head:
+            for name in ("metrics", "balance", "head", "templates"):
+                provenance.pop(name, None)
         return Classifier(
             model=build_with_weights(self.config, tensors),
             classes=self.classes,
@@ -145,7 +148,17 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
         if size is None:  # the grid of patches stays the same, so the image size follows from the patch size
             patch = as_pair(changes["patch_size"], "patch_size")
             fields["image_size"] = tuple(n * p * source.stem_stride for n, p in zip(source.grid, patch, strict=True))
-    has_logits: bool | None = changes.get("has_logits")  # None: neither option asks for a representation layer
+    has_logits = _has_logits(source, changes)
+    if has_logits is None:  # a representation layer belongs to the old head
+        has_logits = num_classes is None or num_classes == source.num_classes
+    if not has_logits:
+        fields["representation_size"] = None
+    return source.replace(**fields)
+
+
+def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
+    """Return whether the options ask for a representation layer; None if they do not say."""
+    has_logits: bool | None = changes.get("has_logits")
     if "representation_size" in changes:
         features = changes["representation_size"]
         if has_logits is not None and has_logits != (features is not None):
@@ -160,15 +173,12 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
                 f"representation_size {features}: the weights have {stored}; leave it out, or use has_logits",
             )
         has_logits = features is not None
-    is_new_head = num_classes is not None and num_classes != source.num_classes
-    if has_logits is False or (has_logits is None and is_new_head):
-        fields["representation_size"] = None
-    elif has_logits and source.representation_size is None:
+    if has_logits and source.representation_size is None:
         raise VitkitError(
             "weights.field-contradicted",
             "has_logits requires a representation layer, which these weights lack: leave has_logits out",
         )
-    return source.replace(**fields)
+    return has_logits
 
 
 def make_plan(
@@ -187,22 +197,28 @@ def make_plan(
         adapted = adapt(origin.read, source, target, shapes)
     if classes is None:
         classes = tuple(map(str, range(target.num_classes)))
-    not_loaded = {*adapted.replaced, *origin.unfit}
+
+    # What was fitted to the predictions of the old head applies only to this head, and to images of the same size.
     keeps_head = not adapted.replaced and target.num_classes == source.num_classes
-    sizes = ("image_size", "patch_size")  # a `NetworkConfig` has no patch_size
-    has_same_sizes = all(getattr(target, field, None) == getattr(source, field, None) for field in sizes)
-    is_same = keeps_head and has_same_sizes
+    temperature = 1.0
+    thresholds: tuple[float, ...] | None = None
+    trust: bytes | None = None
     notes = origin.notes
-    if keeps_head and not has_same_sizes and origin.trust is not None:
-        other_size = (
-            "the images have another size than in the training: the temperature was fitted at that size, and "
-            "--coverage, --accuracy and --unknown do not apply"
-        )
-        notes = (*notes, other_size)
-    thresholds = origin.thresholds
-    if origin.task is not None and keeps_head and target.num_classes:
-        thresholds, threshold_notes = _thresholds(name, origin.task, target.num_classes)
-        notes += threshold_notes
+    if keeps_head:
+        temperature, thresholds, trust = origin.temperature, origin.thresholds, origin.trust
+        sizes = ("image_size", "patch_size")  # a `NetworkConfig` has no patch_size
+        has_same_sizes = all(getattr(target, field, None) == getattr(source, field, None) for field in sizes)
+        if trust is not None and not has_same_sizes:
+            trust = None
+            other_size = (
+                "the images have another size than in the training: the temperature was fitted at that size, and "
+                "--coverage, --accuracy and --unknown do not apply"
+            )
+            notes = (*notes, other_size)
+        if origin.task is not None and target.num_classes:
+            thresholds, threshold_notes = _thresholds(name, origin.task, target.num_classes)
+            notes += threshold_notes
+    not_loaded = {*adapted.replaced, *origin.unfit}
     report = LoadReport(
         source=name,
         format=origin.format,
@@ -224,11 +240,11 @@ def make_plan(
         preprocess=_preprocess(origin.preprocess, target),
         report=report,
         read=adapted.read,
-        temperature=origin.temperature if keeps_head else 1.0,
-        thresholds=thresholds if keeps_head else None,
+        temperature=temperature,
+        thresholds=thresholds,
         provenance=origin.provenance,
         pictures=origin.pictures,
-        trust=origin.trust if is_same else None,
+        trust=trust,
         keeps_head=keeps_head,
     )
     return plan if preprocess is None else _with_preprocess(plan, preprocess)
@@ -256,9 +272,10 @@ def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
     settings = settings_of(requested, plan.preprocess)
     preprocess = replace(plan.preprocess, **{"unknown": "", **settings})
     assumed, warnings = dict(plan.report.assumed), plan.report.warnings
-    assumption = assumed.pop("preprocess", None)
     needed = {"fit", "interpolation", "mean", "std"}
-    needed |= {"crop_pct"} if str(settings.get("fit", "")).endswith("crop") else set()
+    if str(settings.get("fit", "")).endswith("crop"):
+        needed.add("crop_pct")
+    assumption = assumed.pop("preprocess", None)
     if assumption is not None and not needed <= settings.keys():
         assumed["preprocess"] = f"{assumption}; except for {', '.join(settings)}, as requested"
     if "mean" in settings:
@@ -433,10 +450,8 @@ class WeightsSource:
             assert isinstance(config, NetworkConfig)
             if size is None and self.path is None:
                 size = published_size(config)
-            if size is not None:
-                config = config.replace(image_size=size)
-            origin = read_network(config, self.path)
-            size = config.image_size
+            size = config.image_size if size is None else size
+            origin = read_network(config.replace(image_size=size), self.path)
         elif self.description is not None:
             assert self.path is not None and self.checkpoint is not None
             origin = read_model_folder(self.path, self.description, self.checkpoint, overrides)
@@ -471,20 +486,17 @@ def inspect_source(source: str | Path, *, use: Use = "answers", network: str | N
     if network is None and file and not Path(source).exists() and split_network(network_name):
         source, network = file, network_name
     path = Path(source)
-    name = source if network is None else network
-    # Weights of the catalog are loaded into vitkit's own model, and a model folder names its network itself.
-    is_network = split_network(name) is not None and name.removeprefix(catalog.TIMM) not in catalog.CATALOG
-    if network is None:
-        is_network = is_network and not path.exists()
-    else:
-        is_network = is_network and not any(map(model_folder.is_model_folder, (path, path.parent)))
-    if is_network:
-        return WeightsSource(source=source, path=None if network is None else path, network=name)
+    if network is not None:
+        # A model folder names its network itself.
+        if _is_network(network) and not any(map(model_folder.is_model_folder, (path, path.parent))):
+            return WeightsSource(source=source, path=path, network=network)
+    elif _is_network(source) and not path.exists():
+        return WeightsSource(source=source, network=source)
     entry, chosen, use_timm_preprocess = None, None, False
     if not path.exists():
-        bare, use_timm_preprocess = catalog.split_timm(source)
-        chosen = catalog.choose_weights(bare, use)
-        path, entry = locate(bare if chosen is None else chosen.entry.name)
+        name, use_timm_preprocess = catalog.split_timm(source)
+        chosen = catalog.choose_weights(name, use)
+        path, entry = locate(name if chosen is None else chosen.entry.name)
     if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
         path = path.parent  # the weights file has neither classes nor preprocessing
     is_model_folder = model_folder.is_model_folder(path)
@@ -503,6 +515,11 @@ def inspect_source(source: str | Path, *, use: Use = "answers", network: str | N
         chosen=chosen,
         use_timm_preprocess=use_timm_preprocess,
     )
+
+
+def _is_network(name: str) -> bool:
+    """Return whether a name is that of another library's network; the catalog's weights are for vitkit's own model."""
+    return split_network(name) is not None and name.removeprefix(catalog.TIMM) not in catalog.CATALOG
 
 
 def locate(source: str | Path) -> tuple[Path, Entry | None]:

@@ -34,7 +34,7 @@ from vitkit.weights.checkpoint import Checkpoint, read_checkpoint, readers
 from vitkit.weights.formats import CHECKPOINT_FORMATS, publisher_preprocess
 from vitkit.weights.formats.timm import TUTORIALS, preprocess_from_pretrained
 from vitkit.weights.infer import Known, ambiguous_fields, infer
-from vitkit.weights.layout import Layout, Task, account_for
+from vitkit.weights.layout import Account, Layout, Task, account_for
 from vitkit.weights.preprocessing import without_size
 
 
@@ -101,12 +101,12 @@ def read_model_folder(
         fields = description["config"]
         is_network = isinstance(fields, dict) and "library" in fields
         config = (NetworkConfig if is_network else ViTConfig).from_dict(fields).replace(**overrides)
-        stored = checkpoint.tensors
         try:
             shapes = shapes_of(config)
         except VitkitError as error:  # the network cannot be built here: the folder is not damaged
             raise VitkitError(error.code, f"{folder}: {error}") from error
-        wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
+        stored_shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+        wrong = [name for name in {*shapes, *stored_shapes} if shapes.get(name) != stored_shapes.get(name)]
         if wrong:
             raise _damaged(f"{min(wrong)} is not what {model_folder.DESCRIPTION} describes")
         classes = _list_field(description, "classes")
@@ -121,7 +121,7 @@ def read_model_folder(
         return SourceWeights(
             format="vitkit",
             config=config,
-            read=readers(stored),
+            read=readers(checkpoint.tensors),
             preprocess=without_size(preprocess),
             classes=classes,
             temperature=description["temperature"],
@@ -182,63 +182,83 @@ def read_foreign(
     except VitkitError as error:
         raise VitkitError(error.code, f"{checkpoint.path} ({layout.format}): {error}") from error
     account = account_for(checkpoint.tensors, layout, config, shapes_of(config))
-    if (account.missing or account.left_over or account.misshapen) and not allow_partial:
-        text = f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}"
-        if not (account.missing or account.misshapen):
-            text += (
-                "; timm:NAME@FILE loads other models of timm, and allow_partial=True (vitkit convert --allow-partial) "
-                "leaves these tensors out"
-            )
-        raise VitkitError("weights.tensors-unfit", text)
+    if not allow_partial:
+        _check_complete(account, f"{checkpoint.path} does not fit ({layout.format})")
+
     assumed = {name: text for name, text in layout.assumed.items() if name not in overrides} | inferred
     if layout.format == "timm" and not is_described:
         assumed |= ambiguous_fields(config, checkpoint.tensors, overrides)
-    preprocess, input_size = layout.preprocess, layout.input_size
-    if entry is not None:
-        preprocess, input_size = without_size(entry.preprocess), entry.preprocess.size
-    notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
-    notes += tuple(f"{name} was ignored: {reason}" for name, reason in checkpoint.ignored.items()) + layout.notes
-    notes += (f"the prefix {removed_prefix} of the names was removed",) if removed_prefix else ()
-    classes, names_beside, source = layout.classes or (), None, None
+    notes: list[str] = []
+    if checkpoint.wrappers:
+        notes.append(f"taken from {'.'.join(checkpoint.wrappers)}")
+    notes += [f"{name} was ignored: {reason}" for name, reason in checkpoint.ignored.items()]
+    notes += layout.notes
+    if removed_prefix:
+        notes.append(f"the prefix {removed_prefix} of the names was removed")
+
+    classes = layout.classes
+    has_class_indices = False
     if not config.num_classes:
         classes = ()
-        notes += ("there is no head: the model returns features",)
+        notes.append("there is no head: the model returns features")
+    elif classes is None:
+        source = None
+        if entry is None:
+            classes, source = model_folder.read_class_indices(checkpoint.path, config.num_classes)
+        has_class_indices = classes is not None
+        if classes is not None:
+            notes.append(str(source))
+        else:
+            classes, reason = class_names(config.num_classes)
+            assumed["classes"] = f"{reason}; {source}" if source else reason
     elif classes and len(classes) != config.num_classes:
         raise VitkitError(
             "weights.classes-mismatched",
             f"{checkpoint.path} has {len(classes)} class names for a head of {config.num_classes} classes",
         )
-    elif layout.classes is None:
-        if entry is None:
-            names_beside, source = model_folder.read_class_indices(checkpoint.path, config.num_classes)
-        if names_beside is not None:
-            classes, notes = names_beside, (*notes, str(source))
-        else:
-            classes, reason = class_names(config.num_classes)
-            assumed["classes"] = "; ".join(filter(None, (reason, source)))
-    if entry is None and not layout.is_preprocess_known:
-        preprocess, reason = _usual_preprocess(layout, is_tutorials=names_beside is not None)
+
+    preprocess, input_size = layout.preprocess, layout.input_size
+    if entry is not None:
+        preprocess, input_size = without_size(entry.preprocess), entry.preprocess.size
+    elif not layout.is_preprocess_known:
+        preprocess, reason = _usual_preprocess(layout, is_tutorials=has_class_indices)
         assumed["preprocess"] = f"{describe(preprocess)}, {reason}"
+
     fits = [name for name in account.expected if name not in account.unfit]
-    parts = {name: (layout.pieces[name].stored_names, layout.pieces[name].join) for name in fits}
-    initial = VisionTransformer(config).state_dict() if account.unfit else {}  # for tensors that cannot be loaded
+    stored_names = {name: layout.stored_names(name) for name in fits}
+    read = readers(checkpoint.tensors, {name: (stored_names[name], layout.pieces[name].join) for name in fits})
+    if account.unfit:  # only with allow_partial: these tensors keep their initial values
+        initial = VisionTransformer(config).state_dict()
+        read |= {name: functools.partial(initial.__getitem__, name) for name in account.unfit}
     return SourceWeights(
         format=layout.format,
         config=config,
-        read=readers(checkpoint.tensors, parts) | {name: lambda name=name: initial[name] for name in account.unfit},
+        read=read,
         preprocess=preprocess,
         classes=unique(classes),
         input_size=input_size,
         task=layout.task,
-        renamed={name: ", ".join(layout.stored_names(name)) for name in fits if layout.stored_names(name) != (name,)},
+        renamed={name: ", ".join(theirs) for name, theirs in stored_names.items() if theirs != (name,)},
         dropped={name: reason for name, reason in layout.dropped.items() if name not in account.used},
         unfit=tuple(account.unfit),
         left_over=tuple(account.left_over),
         assumed=assumed,
-        notes=notes,
+        notes=tuple(notes),
         provenance={"weights": entry.name if entry else public_path(checkpoint.path), "format": layout.format},
         pictures=checkpoint.pictures,
     )
+
+
+def _check_complete(account: Account, problem: str) -> None:
+    """Raise an error if a tensor is missing, left over or does not fit; `problem` begins its message."""
+    is_damaged = account.missing or account.misshapen
+    if not is_damaged and not account.left_over:
+        return
+    hint = (
+        "; timm:NAME@FILE loads other models of timm, and allow_partial=True (vitkit convert --allow-partial) leaves "
+        "these tensors out"
+    )
+    raise VitkitError("weights.tensors-unfit", f"{problem}: {account.describe()}{'' if is_damaged else hint}")
 
 
 def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
@@ -247,17 +267,17 @@ def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
     A prefix, as of a model within another model, is removed if more than half of the names have it and no layout has
     the whole names.
     """
-
-    words = Counter(word for name in checkpoint.tensors if (word := name.partition(".")[0]) != name)
-    word, count = max(words.items(), key=lambda item: item[1], default=("", 0))
     candidates = [(checkpoint, "")]
-    if 2 * count > len(checkpoint.tensors):
-        bare = {name.removeprefix(f"{word}."): tensor for name, tensor in checkpoint.tensors.items()}
-        candidates.append((dataclasses.replace(checkpoint, tensors=bare), f"{word}."))
-    for candidate, prefix in candidates:
+    prefixes = Counter(f"{name.partition('.')[0]}." for name in checkpoint.tensors if "." in name)
+    for prefix, count in prefixes.most_common(1):
+        if count > len(checkpoint.tensors) / 2:
+            bare = {name.removeprefix(prefix): tensor for name, tensor in checkpoint.tensors.items()}
+            candidates.append((dataclasses.replace(checkpoint, tensors=bare), prefix))
+    for candidate, removed_prefix in candidates:
         for form in CHECKPOINT_FORMATS.values():
-            if (layout := form.recognise(candidate)) is not None:
-                return candidate, layout, prefix
+            layout = form.recognise(candidate)
+            if layout is not None:
+                return candidate, layout, removed_prefix
     raise VitkitError(
         "weights.architecture-unknown",
         f"{checkpoint.path} contains no Vision Transformer that vitkit knows; its tensors are "
@@ -274,9 +294,9 @@ def _usual_preprocess(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[st
     """
     if is_tutorials and layout.format == "timm" and layout.preprocess["mean"] == HALF:
         return TUTORIALS, f"as in the scripts that write {CLASS_INDICES} (vitkit convert --preprocess changes it)"
-    publishers = CHECKPOINT_FORMATS[layout.format].preprocess if layout.format in CHECKPOINT_FORMATS else ()
-    publisher = next((name for name in publishers if publisher_preprocess(name) == layout.preprocess), layout.format)
-    return layout.preprocess, f"as is usual for {publisher}"
+    form = CHECKPOINT_FORMATS.get(layout.format)
+    publishers = [name for name in form.preprocess if publisher_preprocess(name) == layout.preprocess] if form else []
+    return layout.preprocess, f"as is usual for {publishers[0] if publishers else layout.format}"
 
 
 # --- Networks of other libraries -------------------------------------------------------------------------------
@@ -315,31 +335,40 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
     if any(misfits.values()):
         described = "; ".join(f"{what}: {listed(names, 6)}" for what, names in misfits.items() if names)
         raise VitkitError("weights.tensors-unfit", f"{path} does not fit {config.full_name}: {described}")
+
     preprocess, description = published_preprocess(config)
     assumed = {} if source is None else {"preprocess": f"{description}, as in the weights of {config.library}"}
-    names = (checkpoint.config or {}).get("label_names")
-    if source is None and config.library == "torchvision":
-        classes = tuple(_torchvision_weights(config).meta["categories"])
-    elif source is None and isinstance(names, list) and len(names) == config.num_classes:
-        classes = tuple(map(str, names))
-    else:
-        classes, assumed["classes"] = class_names(config.num_classes)
-    notes = () if not counters else (f"{len(counters)} counters of batches are not in the file and begin at 0",)
-    zeros = dict.fromkeys(expected, lambda: torch.zeros((), dtype=torch.int64))  # for `counters`
-    stored = {name: tensors[name] for name in expected if name in tensors}
+    published = None if source is not None else _published_classes(config, checkpoint)
+    if published is None:
+        published, assumed["classes"] = class_names(config.num_classes)
+    read = readers({name: tensors[name] for name in expected if name in tensors})
+    notes = []
+    if counters:
+        read |= dict.fromkeys(counters, lambda: torch.zeros((), dtype=torch.int64))
+        notes = [f"{len(counters)} counters of batches are not in the file and begin at 0"]
     return SourceWeights(
         format=config.library,
         config=config,
-        read=zeros | readers(stored),
+        read=read,
         preprocess=preprocess,
-        classes=unique(classes),
+        classes=unique(published),
         task="single",
         dropped=dict.fromkeys(auxiliary, "part of an auxiliary classifier, which only training uses"),
         assumed=assumed,
-        notes=notes,
+        notes=tuple(notes),
         provenance={"weights": config.full_name if source is None else public_path(path), "format": config.library},
         pictures=checkpoint.pictures,
     )
+
+
+def _published_classes(config: NetworkConfig, checkpoint: Checkpoint) -> tuple[str, ...] | None:
+    """Return the class names of the library's published weights; None if the library does not state them."""
+    if config.library == "torchvision":
+        return tuple(_torchvision_weights(config).meta["categories"])
+    names = (checkpoint.config or {}).get("label_names")
+    if isinstance(names, list) and len(names) == config.num_classes:
+        return tuple(map(str, names))
+    return None
 
 
 def published_preprocess(config: NetworkConfig) -> tuple[dict[str, Any], str]:
@@ -347,23 +376,23 @@ def published_preprocess(config: NetworkConfig) -> tuple[dict[str, Any], str]:
 
     If the library publishes no weights, the fields are ImageNet's mean and standard deviation.
     """
+    is_torchvision = config.library == "torchvision"
+    published = _torchvision_weights(config) if is_torchvision else network.published_by_timm(config)
+    if published is None:
+        return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}, "ImageNet's mean and standard deviation"
     fields: dict[str, Any]
-    if config.library == "torchvision":
-        weights = _torchvision_weights(config)
-        if weights is not None:
-            transforms = weights.transforms()
-            fields = {
-                "fit": "crop",
-                "crop_pct": transforms.crop_size[0] / transforms.resize_size[0],
-                "interpolation": transforms.interpolation.value,
-                "mean": tuple(transforms.mean),
-                "std": tuple(transforms.std),
-            }
-            return fields, describe(fields)
-    elif (published := network.published_by_timm(config)) is not None:
+    if is_torchvision:
+        transforms = published.transforms()
+        fields = {
+            "fit": "crop",
+            "crop_pct": transforms.crop_size[0] / transforms.resize_size[0],
+            "interpolation": transforms.interpolation.value,
+            "mean": tuple(transforms.mean),
+            "std": tuple(transforms.std),
+        }
+    else:
         fields = preprocess_from_pretrained(published.to_dict())
-        return fields, describe(fields)
-    return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}, "ImageNet's mean and standard deviation"
+    return fields, describe(fields)
 
 
 def published_size(config: NetworkConfig) -> Pair | None:

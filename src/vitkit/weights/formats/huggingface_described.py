@@ -266,12 +266,15 @@ def _size(written: Mapping[str, Any], name: str) -> tuple[tuple[int, int], bool]
     If so, height and width are both the length of the short side.
     """
     size = written[name]
-    is_short_side = name == "size" and not written.get("default_to_square", True) and type(size) is int
     if isinstance(size, Mapping):
         stated = {key: side for key, side in size.items() if side is not None}
         is_short_side = stated.keys() == {"shortest_edge"}
-        keys = ("shortest_edge", "shortest_edge") if is_short_side else ("height", "width")
-        size = [stated[key] for key in keys] if stated.keys() == set(keys) else None
+        if is_short_side:
+            size = [stated["shortest_edge"]] * 2
+        else:
+            size = [stated["height"], stated["width"]] if stated.keys() == {"height", "width"} else None
+    else:
+        is_short_side = name == "size" and type(size) is int and not written.get("default_to_square", True)
     try:
         pair = parse_size(size)
     except VitkitError:
@@ -292,11 +295,10 @@ def processor(preprocess: Preprocess) -> dict[str, Any]:
             "weights.layout-unsuitable",
             "the Hugging Face layout cannot express preprocess.fit 'pad': the model is not written; use --to folder",
         )
-    (height, width), (full_height, full_width) = preprocess.size, preprocess.before_crop
+    height, width = preprocess.size
     is_cropped = preprocess.fit != "squash"
-    size: dict[str, int] = (
-        {"height": full_height, "width": full_width} if is_cropped else {"height": height, "width": width}
-    )
+    full_height, full_width = preprocess.before_crop if is_cropped else preprocess.size
+    size = {"height": full_height, "width": full_width}
     if preprocess.fit == "crop":
         if height != width:
             raise VitkitError(
