@@ -87,7 +87,7 @@ def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> V
     if parsed is None:
         hint = suggest(name, list_models())
         if "/" in name:
-            hint = f" ({'it contains no model' if Path(name).exists() else 'there is no such run or model folder'})"
+            hint = " (it contains no model)" if Path(name).exists() else " (there is no such run or model folder)"
         raise VitkitError("model.name-unknown", f"unknown model {name!r}{hint}; `vitkit models` lists them")
     size = VARIANTS[parsed["size"]]
     is_in21k = parsed["suffix"] == "_in21k"
@@ -151,7 +151,8 @@ def list_models(pattern: str = "*") -> list[str]:
         for distilled in ("", "_distilled")
         for resolution in PUBLISHED_RESOLUTIONS
     ]
-    names += ["vit_micro_patch4_16", "vit_micro_r_s4_16", *(f"vit_micro_{mixture}_patch4_16" for mixture in MIXTURES)]
+    names += ["vit_micro_patch4_16", "vit_micro_r_s4_16"]
+    names += [f"vit_micro_{mixture}_patch4_16" for mixture in MIXTURES]
     return [name for name in names if fnmatch.fnmatch(name, pattern) or pattern in name]
 
 

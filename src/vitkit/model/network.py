@@ -177,8 +177,7 @@ def _set_rates(network: nn.Module, config: NetworkConfig) -> None:
         if config.drop_path and not largest:
             raise _no_layer(config, "drop_path")
         for layer, field in layers["drop_path"]:
-            share = getattr(layer, field) / largest if largest else 0.0
-            setattr(layer, field, config.drop_path * share)
+            setattr(layer, field, config.drop_path * getattr(layer, field) / largest if largest else 0.0)
 
 
 def _no_layer(config: NetworkConfig, name: str) -> VitkitError:

@@ -194,9 +194,11 @@ def _resize_positions(adapted: Adapted, source: ViTConfig, target: ViTConfig) ->
         return
     convention = target.position_resize
     if source.position == "relative_bias":
-        for name in [name for name in adapted.read if name.startswith("rel_pos.")]:
-            adapted.read[name] = _then(adapted.read[name], partial(resize_offsets, old=source.grid, new=target.grid))
-            adapted.resized.append(Resized(name, source.grid, target.grid, "BEiT"))
+        resize = partial(resize_offsets, old=source.grid, new=target.grid)
+        for name in list(adapted.read):
+            if name.startswith("rel_pos."):
+                adapted.read[name] = _then(adapted.read[name], resize)
+                adapted.resized.append(Resized(name, source.grid, target.grid, "BEiT"))
         return
     if source.position == "relative":
         raise VitkitError(
@@ -206,11 +208,10 @@ def _resize_positions(adapted: Adapted, source: ViTConfig, target: ViTConfig) ->
         )
     if source.position == "learned_2d":
         for name, axis in (("pos_embed.y", 0), ("pos_embed.x", 1)):
-            old, new = (source.grid[axis], 1), (target.grid[axis], 1)
-            adapted.read[name] = _then(
-                adapted.read[name], partial(resize_grid, old=old, new=new, convention=convention)
-            )
-            adapted.resized.append(Resized(name, old[:1], new[:1], convention))
+            old, new = source.grid[axis], target.grid[axis]
+            resize = partial(resize_grid, old=(old, 1), new=(new, 1), convention=convention)
+            adapted.read[name] = _then(adapted.read[name], resize)
+            adapted.resized.append(Resized(name, (old,), (new,), convention))
         return
     prefix = source.positioned_prefix
 

@@ -312,7 +312,7 @@ def choose_weights(name: str, use: Use) -> ChosenWeights | None:
     entry = weights_for(name, use)
     if entry is None:
         parsed = _MODEL.fullmatch(name)
-        known = [] if parsed is None else [entry.name for entry in _entries_of(parsed["body"])]
+        known = [] if parsed is None else _entries_of(parsed["body"])
         if not known:
             raise VitkitError(
                 "weights.weights-unpublished",
@@ -321,7 +321,8 @@ def choose_weights(name: str, use: Use) -> ChosenWeights | None:
         wanted = "classifier of ImageNet-1k" if use == "answers" else "backbone to fine-tune"
         raise VitkitError(
             "weights.weights-unpublished",
-            f"no published weights of {name} are a {wanted}; use one of these: {', '.join(known)}",
+            f"no published weights of {name} are a {wanted}; use one of these: "
+            f"{', '.join(other.name for other in known)}",
         )
     size = config_for(name).image_size
     resized = "" if entry.preprocess.size == size else f", its positions resized to {size[0]} pixels"

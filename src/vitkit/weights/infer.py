@@ -17,7 +17,7 @@ from typing import Any
 from vitkit.errors import VitkitError
 from vitkit.model.config import Pair, ViTConfig, as_pair, format_size, stride_of
 from vitkit.model.names import VARIANTS
-from vitkit.weights.layout import block_number, depth_of, matches_of, most_common
+from vitkit.weights.layout import depth_of, matches_of, most_common, units_of_stages
 
 Shape = tuple[int, ...]
 
@@ -165,15 +165,12 @@ def _mlp_fields(shapes: Mapping[str, Shape]) -> dict[str, Any]:
 
 def _stem_fields(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Return the fields of a hybrid, whose images are read by a ResNet stem."""
-    units: dict[int, int] = {}  # the number of residual units of each stage
-    for match in matches_of(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", shapes):
-        stage, unit = block_number(match[1]), block_number(match[2])
-        units[stage] = max(units.get(stage, 0), unit + 1)
-    stages = max(units, default=-1) + 1
+    last_units = units_of_stages(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", shapes)
+    stages = range(max(last_units, default=-1) + 1)
     root = shapes.get("patch_embed.backbone.stem.conv.weight", ())
     return {
         "in_channels": root[1] if len(root) == 4 and root[1] in (1, 3) else 3,
-        "stem": tuple(units.get(stage, 1) for stage in range(stages)),
+        "stem": tuple(last_units.get(stage, 0) + 1 for stage in stages),  # units are numbered from 0
     }
 
 
@@ -283,10 +280,9 @@ def _assumed_absences(
             f"False, because no block has {known.stored_name('blocks.0.attn.qkv.bias').replace('.0.', '.*.')}; if the "
             "file has lost them, predictions are wrong"
         )
-    has_prefix = fields["class_token"] or fields["distill_token"]
-    is_usual_prefix = has_prefix and not fields["registers"]
+    has_class_token_only = (fields["class_token"] or fields["distill_token"]) and not fields["registers"]
     lacks_row = "pos_embed" in shapes and not fields["prefix_positions"]
-    if is_usual_prefix and lacks_row and "prefix_positions" not in settings:
+    if has_class_token_only and lacks_row and "prefix_positions" not in settings:
         assumed["prefix_positions"] = (
             f"False, because {known.stored_name('pos_embed')} has as many rows as there are patches and none for the "
             "class token, as in DeiT III; if the file has lost a row, or its registers, predictions are wrong"
@@ -327,8 +323,11 @@ def _positions(
 
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
-    has_prefix = fields.get("prefix_positions")  # None if the format does not determine it: both are tried then
-    prefixes = dict.fromkeys((tokens, 0)) if has_prefix is None else (tokens if has_prefix else 0,)
+    has_prefix = fields.get("prefix_positions")
+    if has_prefix is None:  # the format does not determine it, so both are tried
+        prefixes = [tokens, 0]
+    else:
+        prefixes = [tokens if has_prefix else 0]
     for prefix in prefixes:  # the number of positions of prefix tokens
         patches = length - prefix
         side = math.isqrt(max(patches, 0))

@@ -240,6 +240,15 @@ def pooled_pieces(whole: str) -> dict[str, Piece]:
     return pieces
 
 
+def units_of_stages(pattern: str, names: Iterable[str]) -> dict[int, int]:
+    """Return the highest unit number of each stage of a ResNet, from names that match a pattern with both numbers."""
+    units: dict[int, int] = {}
+    for match in matches_of(pattern, names):
+        stage, unit = block_number(match[1]), block_number(match[2])
+        units[stage] = max(units.get(stage, 0), unit)
+    return units
+
+
 def require(checkpoint: Checkpoint, kind: str, *names: str) -> None:
     """Raise VitkitError if a checkpoint of the given kind lacks one of these tensors."""
     for name in names:

@@ -185,6 +185,7 @@ def read_foreign(
     if not allow_partial:
         _check_complete(account, f"{checkpoint.path} does not fit ({layout.format})")
 
+    # What the report says.
     assumed = {name: text for name, text in layout.assumed.items() if name not in overrides} | inferred
     if layout.format == "timm" and not is_described:
         assumed |= ambiguous_fields(config, checkpoint.tensors, overrides)
@@ -196,6 +197,7 @@ def read_foreign(
     if removed_prefix:
         notes.append(f"the prefix {removed_prefix} of the names was removed")
 
+    # The class names: of the checkpoint, else of class_indices.json next to it, else by the number of classes.
     classes = layout.classes
     has_class_indices = False
     if not config.num_classes:

@@ -54,36 +54,20 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
     hints = hints_of(Preprocess)
     fields: dict[str, Any] = {}
     sides: dict[str, Pair] = {}
-    channels = len(base.mean)
     for name, value in named.items():
         _check_known(name)
-        values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         if name in _SIDES:
-            pair = values if isinstance(value, (list, tuple)) else values * 2
-            if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
-                raise _invalid(f"preprocess: {name} must be one or two numbers of pixels, not {value!r:.40}")
-            sides[name] = (pair[0], pair[1])
-            continue
-        if name in ("mean", "std"):  # one number for all channels, or one for each
-            if not values or not all(map(is_number, values)) or max(values) > 1:
-                raise _invalid(
-                    f"preprocess: {name} must be numbers from 0 to 1, the range of the pixels before normalisation, "
-                    f"not {value!r:.60}"
-                )
-            if len(values) not in (1, channels):
-                raise VitkitError(
-                    "weights.channels-mismatched",
-                    f"preprocess: {name} has {len(values)} numbers, but the model has {channels} channels",
-                )
-            value = values * channels if len(values) == 1 else values
-        fields[name] = as_typed(name, hints[name], value)
+            sides[name] = _pair_of(name, value)
+        elif name in ("mean", "std"):
+            fields[name] = as_typed(name, hints[name], _values_of(name, value, len(base.mean)))
+        else:
+            fields[name] = as_typed(name, hints[name], value)
     for name in ("crop", "size"):
         if name in sides and sides[name] != base.size:
-            wanted, reads = (format_size(pair) for pair in (sides[name], base.size))
             raise VitkitError(
                 "weights.size-mismatched",
-                f"preprocess: {name} is {wanted}, but the model has {reads} pixels: leave it out, or load the model "
-                "with that image_size",
+                f"preprocess: {name} is {format_size(sides[name])}, but the model has {format_size(base.size)} pixels: "
+                "leave it out, or load the model with that image_size",
             )
     if "resize" in sides:
         fields |= _fit_of(sides["resize"], fields, base.size, has_both_sides=not is_number(named["resize"]))
@@ -91,6 +75,30 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
         raise _invalid("preprocess: crop needs resize, too: the length of the short side before the crop")
     dataclasses.replace(base, **fields)  # checks the values
     return fields
+
+
+def _pair_of(name: str, value: Any) -> Pair:
+    """Return (height, width) in pixels from one number or two."""
+    pair = value if isinstance(value, (list, tuple)) else (value, value)
+    if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+        raise _invalid(f"preprocess: {name} must be one or two numbers of pixels, not {value!r:.40}")
+    return pair[0], pair[1]
+
+
+def _values_of(name: str, value: Any, channels: int) -> tuple[float, ...]:
+    """Return a number for each channel, from one number for all channels or one for each."""
+    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if not values or not all(map(is_number, values)) or max(values) > 1:
+        raise _invalid(
+            f"preprocess: {name} must be numbers from 0 to 1, the range of the pixels before normalisation, "
+            f"not {value!r:.60}"
+        )
+    if len(values) not in (1, channels):
+        raise VitkitError(
+            "weights.channels-mismatched",
+            f"preprocess: {name} has {len(values)} numbers, but the model has {channels} channels",
+        )
+    return values * channels if len(values) == 1 else values
 
 
 def without_size(preprocess: Preprocess) -> dict[str, Any]:
@@ -114,10 +122,11 @@ def _parse_settings(text: str, channels: int) -> dict[str, Any]:
     last = ""
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if equals and name in values:
-            raise _invalid(f"preprocess sets {name} twice")
         if equals:
-            values[name], last = value, name
+            if name in values:
+                raise _invalid(f"preprocess sets {name} twice")
+            values[name] = value
+            last = name
         elif last:  # the next number of a list, as in mean=0.5,0.4,0.3
             values[last] += f",{name}"
         else:

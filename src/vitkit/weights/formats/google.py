@@ -21,7 +21,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.system.files import to_json
 from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
 from vitkit.weights.formats.export import check_expressible, export_note, model_of, tensors_under
-from vitkit.weights.layout import Layout, Piece, block_number, depth_of, matches_of, most_common, same
+from vitkit.weights.layout import Layout, Piece, depth_of, matches_of, most_common, same, units_of_stages
 
 _PREFIXES = ("opt/target/", "params/img/", "params/", "")
 _PUBLISHED = ("LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")
@@ -42,11 +42,10 @@ FIELDS: dict[str, Any] = {
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint of the reference implementation or big_vision; None for any other."""
     names = checkpoint.tensors
-    prefix = next(
-        (start for start in _PREFIXES if any(name.startswith(f"{start}Transformer/") for name in names)), None
-    )
-    if prefix is None:
+    prefixes = [prefix for prefix in _PREFIXES if matches_of(f"{prefix}Transformer/", names)]
+    if not prefixes:
         return None
+    prefix = prefixes[0]
     tensors = {name.removeprefix(prefix): tensor for name, tensor in names.items() if name.startswith(prefix)}
     is_stacked = any(name.startswith(_BIG_VISION) for name in tensors)
     has_positions_at_top = "pos_embedding" in tensors and _POSITIONS not in tensors
@@ -59,10 +58,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         depth_of(map(str, range(depth)))  # refuses too many blocks
     else:
         depth = depth_of(match[1] for match in matches_of(r"Transformer/encoderblock_(\d+)/", tensors))
-    stages: dict[int, int] = {}  # the number of units of each ResNet stage
-    for match in matches_of(r"block(\d+)/unit(\d+)/", tensors):
-        stage, unit = block_number(match[1]), block_number(match[2])
-        stages[stage] = max(stages.get(stage, 0), unit)
+    stages = units_of_stages(r"block(\d+)/unit(\d+)/", tensors)
     pieces = _pieces(
         depth,
         _PUBLISHED if any("MlpBlock_3" in name for name in tensors) else _SAVED_NOW,

@@ -112,12 +112,13 @@ def described_layout(
     `resizes` is whether transformers resizes the positions to the size of the images from the image processor.
     """
     config, processor = checkpoint.config or {}, checkpoint.preprocessor
-    vision_config = config.get("vision_config")
-    vision_config = {**config, **(vision_config if isinstance(vision_config, Mapping) else {})}
-    # Operations that vitkit does not know must be switched off.
-    operations = {name: (False,) for name in processor or {} if name.startswith("do_") and name not in KNOWN_PIXELS}
+    vision_config = dict(config)
+    if isinstance(config.get("vision_config"), Mapping):  # of a model with an image encoder and a text encoder
+        vision_config |= config["vision_config"]
     notes = _check_fields(vision_config, KNOWN, ONLY, "config.json")
-    notes += _check_fields(processor or {}, KNOWN_PIXELS, {**operations, **ONLY_PIXELS}, _FILE)
+    operations = [name for name in processor or {} if name.startswith("do_") and name not in KNOWN_PIXELS]
+    switched_off = dict.fromkeys(operations, (False,))  # what vitkit does not know
+    notes += _check_fields(processor or {}, KNOWN_PIXELS, {**switched_off, **ONLY_PIXELS}, _FILE)
     model_size = parse_size(vision_config.get("image_size"))
     processed_size = None  # of the images from the image processor; None if it depends on the picture
     if processor is not None:
@@ -129,7 +130,7 @@ def described_layout(
             processed_size = size
         else:
             notes += (f"{_FILE} keeps all of a picture that is not square, but only its middle square is used",)
-    if not resizes and None not in (processed_size, model_size) and processed_size != model_size:
+    if not resizes and model_size is not None and processed_size not in (None, model_size):
         notes += (f"{_FILE} makes pictures of {processed_size}, but the model's {model_size} in config.json is used",)
     preprocess = preprocess_of_processor(processor, family)
     return {
@@ -149,8 +150,8 @@ def _check_fields(
         if written.get(name) is not None and written[name] not in values:
             expected = f"; expected {values[0]}" if values else ": leave it out"
             raise _unsupported(f"{file}: {name} {written[name]!r:.60} is not supported{expected}")
-    names = [name for name, value in written.items() if name not in known | only.keys() and value is not None]
-    return (f"{file}: not read, because unknown here: {listed(names, 6)}",) if names else ()
+    unknown = [name for name, value in written.items() if value is not None and name not in known | only.keys()]
+    return (f"{file}: not read, because unknown here: {listed(unknown, 6)}",) if unknown else ()
 
 
 def activation(name: Any) -> dict[str, str]:
@@ -204,7 +205,8 @@ def preprocess_of_processor(processor: Mapping[str, Any] | None, family: str = "
     if settings.get("do_normalize", True):
         for name in fields:
             value = settings[f"image_{name}"]
-            fields[name] = channel_values([value] * 3 if is_number(value) else value, f"image_{name}", _FILE)
+            values = [value] * 3 if is_number(value) else value
+            fields[name] = channel_values(values, f"image_{name}", _FILE)
     resample = settings["resample"]
     if type(resample) is not int or resample not in _RESAMPLING:
         raise _unsupported(f"{_FILE}: resample {resample!r:.40} is not supported; expected 0, 1, 2 or 3")

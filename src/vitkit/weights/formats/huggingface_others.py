@@ -56,7 +56,8 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     if not matches:
         return None
     prefix = next((match["prefix"] for match in matches if match["prefix"]), "")
-    if not prefix and not (config.get("model_type", "beit") in _TYPES and matches_of(_BEIT_ONLY, names)):
+    is_beit = config.get("model_type", "beit") in _TYPES and matches_of(_BEIT_ONLY, names)
+    if not prefix and not is_beit:
         return None
     family = config.get("model_type") or prefix.rstrip(".").replace("_", "-") or "beit"
     if any(name.startswith("decode_head.") for name in names):

@@ -168,17 +168,22 @@ def _most_are_gated(names: Names) -> bool:
 
 
 def _perception_encoder(names: Names) -> Family:
-    is_core = has(names, r"attn_pool\.")
+    is_core, has_token = has(names, r"attn_pool\."), "cls_token" in names
     shape = shape_of("pos_embed", names)
-    patches = max(shape[1] - ("cls_token" in names), 0) if len(shape) == 3 else 0
+    positions = shape[1] if len(shape) == 3 else 0
+    patches = max(positions - 1, 0) if has_token else positions
     side = math.isqrt(patches)
     fields: dict[str, Any] = {
-        "rotary": "axial", "rotary_base": 10_000.0, "rotary_offset": int("cls_token" in names),
-        "rotary_grid": (side, side) if 0 < side * side == patches else None, "norm_eps": 1e-5,
+        "rotary": "axial",
+        "rotary_base": 10_000.0,
+        "rotary_offset": 1 if has_token else 0,
+        "rotary_grid": (side, side) if 0 < side * side == patches else None,
+        "norm_eps": 1e-5,
         "pool": "map" if is_core else "gap",
-        "last_norm": is_core, "class_token": "cls_token" in names,
+        "last_norm": is_core,
+        "class_token": has_token,
         "heads": _HEADS["Perception Encoder"].get(_sizes(names)[1]),
-    }  # fmt: skip
+    }
     grid = "x".join(map(str, fields["rotary_grid"] or ()))
     assumed = {
         "rotary": f"axial, of base 10000 on the grid of the learned positions, {grid}, with patches counted from "
