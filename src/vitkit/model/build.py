@@ -87,12 +87,10 @@ def build_with_weights(config: Config, weights: Mapping[str, Tensor]) -> Model:
             model = VisionTransformer(config)
         # Tensors from some files have other strides than new tensors, even along axes of length one. Gradients have the
         # strides of new tensors, and the fused optimiser on GPUs requires the same strides for weights and gradients.
-        tensors = {
-            name: weight
-            if weight.stride() == torch.empty(weight.shape, device="meta").stride()
-            else weight.clone(memory_format=torch.contiguous_format)
-            for name, weight in weights.items()
-        }
+        tensors = {}
+        for name, weight in weights.items():
+            is_as_new = weight.stride() == torch.empty(weight.shape, device="meta").stride()
+            tensors[name] = weight if is_as_new else weight.clone(memory_format=torch.contiguous_format)
         model.load_state_dict(tensors, assign=True)
         model.rebuild_tables()
         return model
@@ -264,12 +262,15 @@ def with_features(model: Model) -> Model:
         )
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     wide = copy.deepcopy(model, shared)  # a copy in which these tensors stay the same objects
-    holder, names = (wide.network, [wide.anatomy.head]) if isinstance(wide, Network) else (wide, ["head", "head_dist"])
-    for full_name in names:
-        parent, _, name = full_name.rpartition(".")
-        head = getattr(holder.get_submodule(parent), name)
+    if isinstance(wide, Network):
+        path, _, name = wide.anatomy.head.rpartition(".")
+        parent, names = wide.network.get_submodule(path), [name]
+    else:
+        parent, names = wide, ["head", "head_dist"]
+    for name in names:
+        head = getattr(parent, name)
         if head is not None:  # only a DeiT has `head_dist`
-            holder.get_submodule(parent)._modules[name] = FeatureHead(head)
+            parent._modules[name] = FeatureHead(head)
     wide.config = model.config.replace(num_classes=model.config.num_classes + model.head.in_features)
     return wide.eval()
 

@@ -324,10 +324,9 @@ def _positions(
     length = shapes["pos_embed"][1] if len(shapes["pos_embed"]) == 3 else 0
     tokens = int(fields["class_token"]) + int(fields["distill_token"]) + fields["registers"]
     has_prefix = fields.get("prefix_positions")
+    prefixes = [tokens if has_prefix else 0]
     if has_prefix is None:  # the format does not determine it, so both are tried
         prefixes = [tokens, 0]
-    else:
-        prefixes = [tokens if has_prefix else 0]
     for prefix in prefixes:  # the number of positions of prefix tokens
         patches = length - prefix
         side = math.isqrt(max(patches, 0))
