@@ -262,11 +262,11 @@ def with_features(model: Model) -> Model:
         )
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     wide = copy.deepcopy(model, shared)  # a copy in which these tensors stay the same objects
+    parent: nn.Module = wide
+    names = ["head", "head_dist"]
     if isinstance(wide, Network):
         path, _, name = wide.anatomy.head.rpartition(".")
         parent, names = wide.network.get_submodule(path), [name]
-    else:
-        parent, names = wide, ["head", "head_dist"]
     for name in names:
         head = getattr(parent, name)
         if head is not None:  # only a DeiT has `head_dist`

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,9 +79,9 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
         "norm_eps": 1e-5,
         "gelu": "erf",
     }
-    kernel = names["patch_embed.proj.weight"].shape
-    if kernel and n:
-        fields["heads"] = kernel[0] // (4 * n)  # a head has four features for each frequency
+    kernel, frequencies = names["patch_embed.proj.weight"].shape, names["rope_embed.periods"].shape
+    if kernel and frequencies and frequencies[0]:  # a head has four features for each frequency
+        fields["heads"] = kernel[0] // (4 * frequencies[0])
     return Layout(
         format="DINOv3",
         pieces=_dinov3_pieces(names, dropped),
@@ -151,10 +152,8 @@ def _eva02(checkpoint: Checkpoint) -> Layout | None:
     layout = eva.recognise(replace(checkpoint, tensors=renamed))
     if layout is None:
         return None
-    reversed_rules = [(timms, theirs) for theirs, timms in rules]
-    pieces = {
-        ours: piece.renamed(lambda name: _replaced(name, reversed_rules)) for ours, piece in layout.pieces.items()
-    }
+    rename = partial(_replaced, rules=[(timms, theirs) for theirs, timms in rules])
+    pieces = {ours: piece.renamed(rename) for ours, piece in layout.pieces.items()}
     return replace(layout, format="EVA-02", pieces=_in_every_block(pieces), dropped={**layout.dropped, **dropped})
 
 
@@ -224,11 +223,10 @@ def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
     """Add a piece that only some blocks have to the others, so that errors about them state the authors' names."""
     matches = matches_of(_BLOCK, pieces)
     completed = dict(pieces)
-    for layer in {match[1] for match in matches}:
+    for layer in dict.fromkeys(match[1] for match in matches):
         for match in matches:
-            old, new = f"blocks.{match[1]}.", f"blocks.{layer}."
-            piece = pieces[match.string].renamed(lambda name, old=old, new=new: name.replace(old, new))  # type: ignore[misc]
-            completed.setdefault(f"{new}{match[2]}", piece)
+            rename = partial(_replaced, rules=[(f"blocks.{match[1]}.", f"blocks.{layer}.")])
+            completed.setdefault(f"blocks.{layer}.{match[2]}", pieces[match.string].renamed(rename))
     return completed
 
 
