@@ -397,9 +397,9 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
         )
     weights = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not weights and content:
-        keys = listed([str(name) for name in content], 6)
+        names = listed([str(name) for name in content], 6)
         raise VitkitError(
-            "weights.tensors-absent", f"{path} contains no tensors by name, but {keys}: save model.state_dict()"
+            "weights.tensors-absent", f"{path} contains no tensors by name, but {names}: save model.state_dict()"
         )
     beside += [str(name) for name in content if name not in weights]
     if beside:

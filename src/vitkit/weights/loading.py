@@ -94,10 +94,10 @@ class LoadPlan:
             return tensors, report
         zeros = []
         for name in report.matched:
-            tensor = tensors.get(name)
             may_be_zero = name.endswith(("bias", "running_mean", "num_batches_tracked"))
-            if tensor is None or may_be_zero or not tensor.is_floating_point():
+            if may_be_zero or name not in tensors or not tensors[name].is_floating_point():
                 continue
+            tensor = tensors[name]
             # A fused tensor of q, k and v counts if one of the three contains only zeros.
             parts = tensor.chunk(3) if name.endswith("attn.qkv.weight") else (tensor,)
             if not all(part.any() for part in parts):

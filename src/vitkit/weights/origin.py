@@ -204,15 +204,15 @@ def read_foreign(
         classes = ()
         notes.append("there is no head: the model returns features")
     elif classes is None:
-        source = None
+        note = None
         if entry is None:
-            classes, source = model_folder.read_class_indices(checkpoint.path, config.num_classes)
+            classes, note = model_folder.read_class_indices(checkpoint.path, config.num_classes)
         has_class_indices = classes is not None
         if classes is not None:
-            notes.append(str(source))
+            notes.append(str(note))
         else:
             classes, reason = class_names(config.num_classes)
-            assumed["classes"] = f"{reason}; {source}" if source else reason
+            assumed["classes"] = f"{reason}; {note}" if note else reason
     elif classes and len(classes) != config.num_classes:
         raise VitkitError(
             "weights.classes-mismatched",
