@@ -24,7 +24,8 @@ from vitkit.model.vit import Block
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import huggingface_towers, open_clip
 from vitkit.weights.formats.huggingface_described import activation
-from vitkit.weights.layout import Layout, Piece, account_for, depth_of, joined_shape, matches_of, pair, same
+from vitkit.weights.layout import Layout, Piece, account_for, depth_of, joined_shape, pair, same
+from vitkit.weights.tensor_names import matches_of
 
 _HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
 _OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")

@@ -17,7 +17,8 @@ from typing import Any
 from vitkit.errors import VitkitError
 from vitkit.model.config import Pair, ViTConfig, as_pair, format_size, stride_of
 from vitkit.model.names import VARIANTS
-from vitkit.weights.layout import depth_of, matches_of, most_common, units_of_stages
+from vitkit.weights.layout import depth_of, units_of_stages
+from vitkit.weights.tensor_names import matches_of, most_common
 
 Shape = tuple[int, ...]
 

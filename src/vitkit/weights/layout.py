@@ -7,7 +7,6 @@ checkpoint with a layout tensor by tensor, so that no checkpoint is loaded only 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +17,7 @@ from torch import Tensor
 from vitkit.errors import VitkitError
 from vitkit.model.config import MAX_LAYERS, ViTConfig
 from vitkit.text.cells import listed
+from vitkit.weights.tensor_names import matches_of
 
 if TYPE_CHECKING:
     from vitkit.weights.checkpoint import Checkpoint, StoredTensor
@@ -254,27 +254,6 @@ def require(checkpoint: Checkpoint, kind: str, *names: str) -> None:
     for name in names:
         if name not in checkpoint.tensors:
             raise VitkitError("weights.tensor-missing", f"{checkpoint.path} ({kind}): {name} is missing")
-
-
-def matches_of(pattern: str | re.Pattern[str], names: Iterable[str]) -> list[re.Match[str]]:
-    """Return the matches of a pattern at the start of names, without those names that do not match."""
-    return [match for match in map(re.compile(pattern).match, names) if match]
-
-
-def reasons_of(reasons: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return the names that match the patterns in `reasons`, each with the reason of its pattern."""
-    return {match.string: why for pattern, why in reasons.items() for match in matches_of(pattern, names)}
-
-
-def most_common(values: Iterable[int]) -> int:
-    """Return the most common value, the first one of several; 0 if there is none."""
-    candidates = list(values)
-    return max(candidates, key=candidates.count, default=0)
-
-
-def shape_of(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[int, ...]:
-    """Return the shape of a stored tensor; () if the checkpoint lacks it."""
-    return tensors[name].shape if name in tensors else ()
 
 
 def block_number(digits: str) -> int:

@@ -22,17 +22,8 @@ from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats import timm_eva as eva
 from vitkit.weights.formats.huggingface_others import BASE, PREPROCESS, SIDE, SIZE_ASSUMED
 from vitkit.weights.formats.timm import DEIT
-from vitkit.weights.layout import (
-    Layout,
-    Piece,
-    folded_positions,
-    joined,
-    matches_of,
-    pooled_pieces,
-    require,
-    same,
-    with_axes,
-)
+from vitkit.weights.layout import Layout, Piece, folded_positions, joined, pooled_pieces, require, same, with_axes
+from vitkit.weights.tensor_names import matches_of
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)$")
 _TRAINING_ONLY = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", "lm_head.weight", "lm_head.bias")

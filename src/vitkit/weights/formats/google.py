@@ -21,7 +21,8 @@ from vitkit.model.config import ViTConfig
 from vitkit.system.files import to_json
 from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
 from vitkit.weights.formats.export import check_expressible, export_note, model_of, tensors_under
-from vitkit.weights.layout import Layout, Piece, depth_of, matches_of, most_common, same, units_of_stages
+from vitkit.weights.layout import Layout, Piece, depth_of, same, units_of_stages
+from vitkit.weights.tensor_names import matches_of, most_common
 
 _PREFIXES = ("opt/target/", "params/img/", "params/", "")
 _PUBLISHED = ("LayerNorm_2", "MultiHeadDotProductAttention_1", "MlpBlock_3")

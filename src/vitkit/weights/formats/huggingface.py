@@ -24,19 +24,8 @@ from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats import export
 from vitkit.weights.formats import huggingface_described as json_files
 from vitkit.weights.formats.huggingface_towers import tower_tensors
-from vitkit.weights.layout import (
-    Layout,
-    Piece,
-    depth_of,
-    folded_positions,
-    joined_pair,
-    matches_of,
-    pair,
-    reasons_of,
-    require,
-    same,
-    shape_of,
-)
+from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined_pair, pair, require, same
+from vitkit.weights.tensor_names import matches_of, reasons_of, shape_of
 
 _BLOCK = re.compile(
     r"(?P<layers>(?P<prefix>(?:vit|deit|dinov2|dinov2_with_registers|ijepa)\.)?(?:encoder\.layer|layers|encoder\.layers))"

@@ -16,21 +16,8 @@ from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.huggingface_described import activation, described_layout, labels, or_default, parse_size
-from vitkit.weights.layout import (
-    Layout,
-    Piece,
-    depth_of,
-    joined,
-    joined_pair,
-    matches_of,
-    most_common,
-    pair,
-    reasons_of,
-    require,
-    same,
-    shape_of,
-    without_key_bias,
-)
+from vitkit.weights.layout import Layout, Piece, depth_of, joined, joined_pair, pair, require, same, without_key_bias
+from vitkit.weights.tensor_names import matches_of, most_common, reasons_of, shape_of
 
 _BLOCK = re.compile(r"(?P<prefix>beit\.|data2vec_vision\.)?(?P<layers>encoder\.layer|layers)\.(?P<layer>\d+)\.")
 _BEIT_ONLY = re.compile(

@@ -20,18 +20,8 @@ from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import huggingface_described as json_files
 from vitkit.weights.formats.export import check_expressible, model_of, one_or_pair, tensors_under
-from vitkit.weights.layout import (
-    Layout,
-    Piece,
-    depth_of,
-    joined_pair,
-    matches_of,
-    pair,
-    pooled_pieces,
-    same,
-    shape_of,
-    with_axes,
-)
+from vitkit.weights.layout import Layout, Piece, depth_of, joined_pair, pair, pooled_pieces, same, with_axes
+from vitkit.weights.tensor_names import matches_of, shape_of
 
 _BLOCK = re.compile(r"^(vision_model\.)?encoder\.layers\.(\d+)\.(?:self_attn\.(?:[qkv]|out)_proj|layer_norm[12])\.")
 _TYPES = {  # by `model_type` of the whole model, and of the image encoder

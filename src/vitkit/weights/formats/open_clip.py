@@ -16,7 +16,8 @@ from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import timm
 from vitkit.weights.formats.huggingface_described import channel_values, or_default, parse_size
-from vitkit.weights.layout import Layout, Piece, depth_of, matches_of, pair, same, with_axes
+from vitkit.weights.layout import Layout, Piece, depth_of, pair, same, with_axes
+from vitkit.weights.tensor_names import matches_of
 
 _BLOCK = re.compile(r"visual\.transformer\.resblocks\.(\d+)\.(?:ln_[12]|attn|mlp)\.")
 _TRUNK = "visual.trunk."

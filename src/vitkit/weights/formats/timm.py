@@ -24,7 +24,8 @@ from vitkit.weights.checkpoint import Checkpoint, embed_in_zip, stored_note
 from vitkit.weights.formats import CHECKPOINT_FORMATS, export
 from vitkit.weights.formats.export import Files
 from vitkit.weights.formats.huggingface_described import channel_values, or_default, parse_size
-from vitkit.weights.layout import Layout, matches_of, reasons_of, require, same, shape_of
+from vitkit.weights.layout import Layout, require, same
+from vitkit.weights.tensor_names import matches_of, reasons_of, shape_of
 
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
 _IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}

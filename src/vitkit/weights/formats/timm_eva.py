@@ -24,17 +24,8 @@ from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMA
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.timm import FIELDS, architecture_of, fields_from_config, stored_description
-from vitkit.weights.layout import (
-    Layout,
-    Piece,
-    joined,
-    matches_of,
-    most_common,
-    require,
-    same,
-    shape_of,
-    without_key_bias,
-)
+from vitkit.weights.layout import Layout, Piece, joined, require, same, without_key_bias
+from vitkit.weights.tensor_names import matches_of, most_common, shape_of
 
 MLP_PARTS = ("mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias")
 Names = Mapping[str, StoredTensor]

@@ -9,7 +9,8 @@ from typing import Any
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.layout import Layout, Piece, depth_of, matches_of, pair, same, shape_of
+from vitkit.weights.layout import Layout, Piece, depth_of, pair, same
+from vitkit.weights.tensor_names import matches_of, shape_of
 
 FIELDS: dict[str, Any] = {
     "gelu": "erf",
