@@ -305,13 +305,13 @@ class _MultiLabel(Task):
         return (NO_THRESHOLD,) * classes
 
     def check_recipe(self, fields: Mapping[str, Any]) -> None:
-        several = "one class for each image, but these may have several"
+        one_class = "one class for each image, but these may have several"
         if fields["teacher"] is not None:
-            self.require_single(f"--teacher: a teacher predicts {several}; leave it out")
+            self.require_single(f"--teacher: a teacher predicts {one_class}; leave it out")
         if fields["balance"] == "sampler":
-            self.require_single(f"--balance sampler needs {several}; use --balance loss")
+            self.require_single(f"--balance sampler needs {one_class}; use --balance loss")
         if fields["prior"] == "uniform":
-            self.require_single(f"prior uniform needs {several}; leave it out")
+            self.require_single(f"prior uniform needs {one_class}; leave it out")
 
     def require_single(self, message: str) -> None:
         raise VitkitError("data.task-multi-label", message)

@@ -65,7 +65,7 @@ def read_card(path: Path) -> str:
         reason = f"{path} is damaged: it cannot be read as a LiteRT model; export it again"
         raise VitkitError("exporting.file-damaged", reason) from error
     before, _card, after = content.rpartition(card)
-    check_checksum(path, card, before, after)  # in this format, the rest of the file counts as other files
+    check_checksum(path, card, before, after)  # of the card, and of all bytes before and after it
     return text
 
 

@@ -282,14 +282,15 @@ def why_indistinguishable(names: Sequence[str]) -> str | None:
     `ward_1` and `ward_2` do not.
     """
     name_of: dict[tuple[str, ...], str] = {}  # by its words without digits
-    for name, text in zip(names, names_as_words(names), strict=True):
-        words = {word.casefold() for word in _WORD.findall(text)} - _PLACEHOLDERS
-        if not words or _SYNSET.fullmatch(text):  # `names_as_words` leaves an id without a known name as it is
+    for name, words in zip(names, names_as_words(names), strict=True):
+        telling = {word.casefold() for word in _WORD.findall(words)} - _PLACEHOLDERS
+        is_unknown_id = _SYNSET.fullmatch(words) is not None  # `names_as_words` leaves it as it is
+        if not telling or is_unknown_id:
             return f"{name!r} is not a word"
         if _SYNSET.fullmatch(name):  # two ids may have the same name: ImageNet has two classes `crane`
             continue
-        letters = tuple(re.findall(r"[^\W\d_]+", text.casefold()))
-        other = name_of.setdefault(letters, name)
+        without_digits = tuple(re.findall(r"[^\W\d_]+", words.casefold()))
+        other = name_of.setdefault(without_digits, name)
         if other != name:
             return f"{other!r} and {name!r} differ in no word"
     return None

@@ -263,7 +263,7 @@ def _pictures(models: Sequence[Model]) -> list[dict[str, str]]:
 
 
 def _epochs_to_same_accuracy(models: Sequence[Model]) -> list[str]:
-    """Return a sentence for each model but the best: after how many epochs the best one is as good as it ever is."""
+    """Say of each model but the best how many epochs it needs for its highest accuracy, and how many the best needs."""
     curves = {model["name"]: _mean_curve(_runs_on_most_data(model)) for model in models}
     curves = {name: curve for name, curve in curves.items() if curve}
     if not curves:

@@ -305,7 +305,9 @@ def _check_changes(config: ViTConfig, changes: Mapping[str, Any], source: str) -
     others = {name: value for name, value in changes.items() if name not in (*_ADAPTED, *_WITHOUT_WEIGHTS)}
     changed = config.replace(**others).to_dict()
     for name, value in config.to_dict().items():
-        if name != "representation_size" and changed[name] != value:
+        if name == "representation_size":  # weights may lose this layer, but not gain one: see below
+            continue
+        if changed[name] != value:
             raise VitkitError(
                 "training.weights-mismatch",
                 f"{source} has {describe_changes({name: value})}, so its weights cannot be used with "

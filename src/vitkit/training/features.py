@@ -63,7 +63,7 @@ class FeatureStore:
         with torch.random.fork_rng():  # the training that follows draws the same numbers as without this
             classifier = new_classifier(blueprint_of(recipe, table.classes, self._weights), table, "")
         if self.recipe.lp_ft and isinstance(classifier.model, VisionTransformer):
-            # As in the training on a CPU: other rounding errors would lead to a visibly different first head.
+            # Compute attention as the training will, because other rounding errors lead to a visibly different head.
             classifier.model.fused_attention = devices.choose_device(self.recipe.device) == "cuda"
         images = EvaluationImages(table, classifier.preprocess, self._pictures)
         rows, _ = compute_features(classifier.model, images, self.recipe, self.precision, partial(progress, what))

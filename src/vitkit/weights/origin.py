@@ -339,8 +339,11 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
         raise VitkitError("weights.tensors-unfit", f"{path} does not fit {config.full_name}: {described}")
 
     preprocess, description = published_preprocess(config)
-    assumed = {} if source is None else {"preprocess": f"{description}, as in the weights of {config.library}"}
-    published = None if source is not None else _published_classes(config, checkpoint)
+    assumed, published = {}, None
+    if source is None:
+        published = _published_classes(config, checkpoint)
+    else:
+        assumed["preprocess"] = f"{description}, as in the weights of {config.library}"
     if published is None:
         published, assumed["classes"] = class_names(config.num_classes)
     read = readers({name: tensors[name] for name in expected if name in tensors})

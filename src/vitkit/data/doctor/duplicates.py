@@ -387,7 +387,7 @@ def spectra(pixels: Pixels) -> Floats:
     """
     basis = cosines()[:_COARSE]
     waves = np.kron(basis, basis)  # (36, 256)
-    even = np.tile(np.arange(_COARSE) % 2 == 0, _COARSE)
+    even = np.tile(np.arange(_COARSE) % 2 == 0, _COARSE)  # (36,), the waves that are the same in a mirror
     result = np.empty((len(pixels), _COARSE**2 + 1), np.float32)
 
     def fill(start: int) -> None:

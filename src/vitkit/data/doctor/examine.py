@@ -451,17 +451,18 @@ def _find_links(
     return copies, len(links) - len(copies), depth
 
 
-def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> list[Copies]:
-    kinds: dict[int, set[Kind]] = {}
+def _copies(table: ImageTable, links: Sequence[Link], group_of: Sequence[int]) -> list[Copies]:
+    """Return the groups of linked images. `group_of` is the number of the group of each image."""
+    kinds: dict[int, set[Kind]] = {}  # by group
     for link in links:
-        kinds.setdefault(twins[link.first], set()).add(link.kind)
-    members: dict[int, list[int]] = {root: [] for root in kinds}
-    for i, root in enumerate(twins):
-        if root in members:
-            members[root].append(i)
+        kinds.setdefault(group_of[link.first], set()).add(link.kind)
+    members: dict[int, list[int]] = {group: [] for group in kinds}
+    for i, group in enumerate(group_of):
+        if group in members:
+            members[group].append(i)
     groups = []
-    for root, images in members.items():
-        kind = max(kinds[root], key=get_args(Kind).index)  # the kinds are in order of decreasing similarity
+    for group, images in members.items():
+        kind = max(kinds[group], key=get_args(Kind).index)  # the kinds are in order of decreasing similarity
         splits = {table.splits[i] for i in images}
         names = {table.name_of(i) for i in images} - {UNLABELLED}
         groups.append(Copies(tuple(images), kind, is_leak=len(splits) > 1, is_conflict=len(names) > 1))

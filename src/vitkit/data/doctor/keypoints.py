@@ -151,11 +151,12 @@ def _extrema(change: npt.NDArray[np.int16]) -> Ints:
     """Return the flat indices of the values whose absolute value is the largest within two rows and columns."""
     h, w = change.shape[-2:]
     magnitude = np.abs(change.reshape(-1))
+    # The largest value of five neighbours in a row, then of five such rows. It is stored at their first position.
     largest = magnitude
     for stride in (1, w):
         for shift in (stride, 2 * stride, stride):  # the largest of two values, of four, of five
             largest = np.maximum(largest[:-shift], largest[shift:])
-    middle = 2 * w + 2
+    middle = 2 * w + 2  # from the first of 5 x 5 positions to the one in the middle
     is_extremum = (largest == magnitude[middle : middle + len(largest)]) & (largest > _MIN_CONTRAST)
     at = np.flatnonzero(is_extremum) + middle
     row, column = at // w % h, at % w
@@ -225,6 +226,7 @@ def _spread(points: _Points, sizes: Ints, max_points: Ints) -> _Points:
     column = (cells[:, 1] * points.x / width).astype(np.int64)
     columns = int(cells.max(initial=1))
     rank_in_cell, _ = _ranked((points.picture * columns + row) * columns + column, points.contrast)
+    # Order by the rank within the cell, and keypoints of the same rank by their contrast, which has 14 bits.
     rank, order = _ranked(points.picture, points.contrast + ((31 - rank_in_cell.clip(max=31)) << 14))
     return points.take(order[rank[order] < max_points[points.picture[order]]])
 

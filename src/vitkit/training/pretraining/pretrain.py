@@ -327,7 +327,7 @@ def _draw_strips(choices: Pretraining, run: Run, images: ImageTable) -> Figure:
     network = network_of(encoder, preprocess, choices, seed)
     network.task.load_state_dict(load_file(run.folder / FILLER))
     keyed = KeyedImages(EvaluationImages(images, preprocess), seed, VALIDATION_KEYS)
-    count = min(8, len(images))
+    count = min(8, len(keyed))
     chosen = [keyed[i * len(keyed) // count] for i in range(count)]  # evenly spread
     pixels = torch.stack([picture for picture, _ in chosen])
     keys = torch.tensor([key for _, key in chosen])
