@@ -174,12 +174,34 @@ class _EditedLabels:
 
 
 def _apply(table: ImageTable, labels: LabelFile, finder: PathFinder, *, may_add: bool = True) -> _EditedLabels:
-    """Apply the rows of a label file in their order. `finder` finds the images of the table by path."""
+    """Apply the rows of a label file in their order, with class names in the spelling of the table.
+
+    `finder` finds the images of the table by path.
+    """
     task = table.task
     if table.classes == (UNLABELLED,) and any(SINGLE_LABEL.refuses(edit.label) for edit in labels.edits):
         task = MULTI_LABEL  # the table has no classes yet, so the label file decides
     result = _EditedLabels(task, [table.cell_of(i) for i in range(len(table))])
-    for edit in _edits_in_spelling_of(table, labels, task):
+    # Class names that look the same denote the same class. They may differ because accents are encoded differently, as
+    # in folder names on macOS, or because text copied from a web page contains zero-width spaces.
+    spellings = {normal_form(name): name for name in table.classes}
+    for line, written in zip(labels.lines, labels.edits, strict=True):
+        edit = written
+        if written.label not in table.classes:  # a class may contain a separator
+            label = without_invisible(written.label).strip()
+            if label not in (EXCLUDED, *table.classes):
+                if task.refuses(label):
+                    raise VitkitError(
+                        "data.label-several-classes",
+                        f"{labels.name}, line {line}: {label!r} has several classes, but the pictures of {table.name} "
+                        "have one each; to allow several, list the pictures in a CSV whose label column is named "
+                        "'labels'",
+                    )
+                # A name that is new to the table counts as a class from here on.
+                names = task.names_in(label)
+                label = task.label_of(spellings.setdefault(normal_form(name), name) for name in names)
+            edit = written._replace(label=label)
+
         images = finder.find(edit.path)
         for i in images:
             path, current = table.paths[i], result.labels[i]
@@ -199,30 +221,6 @@ def _apply(table: ImageTable, labels: LabelFile, finder: PathFinder, *, may_add:
             result.unmatched.append(edit.path)
     result.unmatched = list(dict.fromkeys(result.unmatched))
     return result
-
-
-def _edits_in_spelling_of(table: ImageTable, labels: LabelFile, task: Task) -> Iterator[Edit]:
-    """Yield the rows of a label file, with class names in the spelling of the table.
-
-    Class names that look the same denote the same class. They may differ because accents are encoded differently, as in
-    folder names on macOS, or because text copied from a web page contains zero-width spaces.
-    """
-    spellings = {normal_form(name): name for name in table.classes}
-    for line, edit in zip(labels.lines, labels.edits, strict=True):
-        if edit.label in table.classes:  # even if it contains a separator
-            yield edit
-            continue
-        label = without_invisible(edit.label).strip()
-        if label not in (EXCLUDED, *table.classes):
-            if task.refuses(label):
-                raise VitkitError(
-                    "data.label-several-classes",
-                    f"{labels.name}, line {line}: {label!r} has several classes, but the pictures of {table.name} have "
-                    "one each; to allow several, list the pictures in a CSV whose label column is named 'labels'",
-                )
-            # A name that is new to the table counts as a class from here on.
-            label = task.label_of(spellings.setdefault(normal_form(name), name) for name in task.names_in(label))
-        yield edit._replace(label=label)
 
 
 def _splits_of_folders(table: ImageTable) -> dict[str, str | None]:

@@ -111,7 +111,17 @@ class DiskCache:
             with self._budget.lock:
                 offset = self._budget.reserve(_HEADER.size + 3 * image.width * image.height)
             if offset is not None:
-                _write_cached(path, image)
+                pixels = image.tobytes()
+                temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+                try:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    # No fsync, which takes longer than decoding: the checksum detects files that a crash left
+                    # incomplete.
+                    temporary.write_bytes(_HEADER.pack(zlib.crc32(pixels), *image.size) + pixels)
+                    temporary.replace(path)
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        temporary.unlink(missing_ok=True)
         return image
 
     def _path_of(self, file: Place) -> Path | None:
@@ -127,7 +137,7 @@ class DiskCache:
 
 
 def _read_cached(path: Path) -> Image.Image | None:
-    """Read a picture that `_write_cached` has written; return None if there is none, or if it is incomplete."""
+    """Read a picture that a cache has written; return None if there is none, or if it is incomplete."""
     try:
         data = path.read_bytes()
         os.utime(path)  # the least recently used files are deleted first
@@ -140,19 +150,6 @@ def _read_cached(path: Path) -> Image.Image | None:
     if len(pixels) != 3 * width * height or zlib.crc32(pixels) != checksum:
         return None
     return Image.frombytes("RGB", (width, height), pixels)
-
-
-def _write_cached(path: Path, image: Image.Image) -> None:
-    pixels = image.tobytes()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # No fsync, which takes longer than decoding: the checksum detects files that a crash left incomplete.
-        temporary.write_bytes(_HEADER.pack(zlib.crc32(pixels), *image.size) + pixels)
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def choose_cache(cache: str, expected_bytes: int, *, workers: int, processes: int = 1) -> str:

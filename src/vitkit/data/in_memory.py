@@ -63,12 +63,14 @@ def sources_of(sources: object) -> Iterator[Source]:
     Raises:
         VitkitError: a source is neither a path nor a picture; the message names its type.
     """
+    # Whether the argument may be iterable, but contains bytes or keys, not sources.
+    is_content = isinstance(sources, (bytes, bytearray, memoryview, Mapping)) or hasattr(sources, "read")
     if isinstance(sources, (str, os.PathLike, PictureInMemory, Stored)):
         sources = [sources]
     elif is_in_memory(sources):
         if getattr(sources, "ndim", 0) != 4:
             sources = [sources]
-    elif not isinstance(sources, Iterable) or _is_content(sources):
+    elif not isinstance(sources, Iterable) or is_content:
         raise VitkitError(
             "data.source-type",
             f"{type_of(sources)} is neither a picture nor a list of pictures: {_EXPECTED}, or several",
@@ -82,11 +84,6 @@ def sources_of(sources: object) -> Iterator[Source]:
             yield path_text(source, "a source")
         else:
             raise VitkitError("data.source-type", f"source {number} is {type_of(source)}: {_EXPECTED}")
-
-
-def _is_content(sources: object) -> bool:
-    """Return whether an object is iterable, but contains bytes or keys, not sources."""
-    return isinstance(sources, (bytes, bytearray, memoryview, Mapping)) or hasattr(sources, "read")
 
 
 def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the picture") -> Image.Image:

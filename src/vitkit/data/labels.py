@@ -210,7 +210,7 @@ def _checked_text_of(path: Path, edits: Sequence[Edit]) -> bytes:
 
 def _parse(name: str, content: bytes) -> LabelFile:
     expected = "path and label, each once (a label file may have previous, when and proposed_by too)"
-    # File names on Linux need not be UTF-8, and keep their bytes. `_parse_row` refuses labels that are not UTF-8.
+    # File names on Linux need not be UTF-8, and keep their bytes. Labels that are not UTF-8 are refused below.
     table = read_rows(name, content, _TITLES, ("path", "label"), expected, errors="surrogateescape")
     has_suspects = {"suggested", "score"} <= set(table.columns)
     allowed = {*Edit._fields, *COLUMNS} if has_suspects else {*Edit._fields}
@@ -230,36 +230,36 @@ def _parse(name: str, content: bytes) -> LabelFile:
                 "data.labels-cut-off",
                 f"{name}, line {line}: the last row may be cut off: complete it, and add a line break after it",
             )
-    edits = tuple(_parse_row(name, line, cells) for line, cells in table.rows)
-    return LabelFile(name, edits, tuple(line for line, _ in table.rows), has_suspects)
 
-
-def _parse_row(name: str, line: int, cells: dict[str, str]) -> Edit:
-    values = [cells.get(column, "") for column in Edit._fields]
-    if "'" in "".join(values):  # `harmless` only adds such quotes; the check saves time
-        values = list(map(restored, values))
-    path, label, previous, when, proposed_by = values
-    if not path.strip():
-        raise VitkitError("data.path-empty", f"{name}, line {line}: path is empty")
-    if "\0" in path + label:
-        raise VitkitError(
-            "data.null-byte", f"{name}, line {line}: paths and labels must not contain a null byte: {path!r}, {label!r}"
-        )
-    if "label" not in cells:
-        raise VitkitError(
-            "data.label-missing",
-            f"{name}, line {line}: the row ends before its label; an empty label, which removes the picture, still "
-            "needs its comma",
-        )
-    if not label.isascii() and any("\ud800" <= character <= "\udfff" for character in label):
-        raise VitkitError(
-            "data.csv-encoding", f"{name}, line {line}: the label is not in UTF-8: save the file as CSV in UTF-8"
-        )
-    if "suggested" in cells and not proposed_by:
-        suggested = restored(cells["suggested"]).strip()
-        if suggested and label.strip() in (suggested, EXCLUDED):  # a user accepted the suggestion in a list of suspects
-            proposed_by = Path(name).name
-    return Edit(path, label, previous, when, proposed_by)
+    edits = []
+    for line, cells in table.rows:
+        values = [cells.get(column, "") for column in Edit._fields]
+        if "'" in "".join(values):  # `harmless` only adds such quotes; the check saves time
+            values = list(map(restored, values))
+        path, label, previous, when, proposed_by = values
+        if not path.strip():
+            raise VitkitError("data.path-empty", f"{name}, line {line}: path is empty")
+        if "\0" in path + label:
+            raise VitkitError(
+                "data.null-byte",
+                f"{name}, line {line}: paths and labels must not contain a null byte: {path!r}, {label!r}",
+            )
+        if "label" not in cells:
+            raise VitkitError(
+                "data.label-missing",
+                f"{name}, line {line}: the row ends before its label; an empty label, which removes the picture, still "
+                "needs its comma",
+            )
+        if not label.isascii() and any("\ud800" <= character <= "\udfff" for character in label):
+            raise VitkitError(
+                "data.csv-encoding", f"{name}, line {line}: the label is not in UTF-8: save the file as CSV in UTF-8"
+            )
+        if "suggested" in cells and not proposed_by:
+            suggested = restored(cells["suggested"]).strip()
+            if suggested and label.strip() in (suggested, EXCLUDED):  # a user accepted the suggestion
+                proposed_by = Path(name).name
+        edits.append(Edit(path, label, previous, when, proposed_by))
+    return LabelFile(name, tuple(edits), tuple(line for line, _ in table.rows), has_suspects)
 
 
 def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]:

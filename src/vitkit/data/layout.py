@@ -46,21 +46,17 @@ def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
     one data set have the same remaining words. Return None if the name contains no split, or several.
     """
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[^\W\d_])(?=\d)", " ", name)
-    words = [_without_filler(word) for word in re.split(r"[\W_]+", spaced.lower()) if word]
+    words = []
+    for word in re.split(r"[\W_]+", spaced.lower()):
+        if word:
+            shortened = [word.removesuffix(filler) for filler in _FILLERS]  # `train` for `trainset`
+            words.append(next((stem for stem in shortened if stem in _WORDS), word))
     splits = [_WORDS[word] for word in words if word in _WORDS]
     if splits == ["train", "val"]:
         splits = ["train"]  # as in `train_val`: images for training, of which some may be taken for validation
     if len(splits) != 1:
         return None
     return splits[0], tuple(word for word in words if word not in _WORDS and word not in _FILLERS)
-
-
-def _without_filler(word: str) -> str:
-    """Return `train` for `trainset`, and other words unchanged."""
-    for filler in _FILLERS:
-        if (shortened := word.removesuffix(filler)) in _WORDS:
-            return shortened
-    return word
 
 
 @dataclass(frozen=True)
@@ -307,7 +303,15 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
     others = [child for child in folder.folders_with_images if child.path not in split_paths]
     if requested == "auto" and len(splits) == 1 and _is_class(name, top, folder, splits[0], others):
         return None
-    splits = _enter_common_folders(splits)
+
+    # Enter the folder that every split contains alone, as in train/images and test/images, at any depth.
+    while all(item.inner.has_images_only_below and len(item.inner.folders) == 1 for item in splits):
+        children = [item.inner.folders[0] for item in splits]
+        names = {child.name.casefold() for child in children}
+        if len(names) > 1 or not all(child.has_images_only_below for child in children):
+            break  # these are classes
+        splits = [replace(item, inner=child) for item, child in zip(splits, children, strict=True)]
+
     _check_splits(name, top, splits, requested)
     where = ", ".join(f"{item.split} in {relative_name(top, item.inner)}" for item in splits)
     rest = f"; left out: {_names(top, others)}" if others else ""
@@ -351,17 +355,6 @@ def _find_split_folders(name: str, top: Folder, folder: Folder) -> list[SplitFol
     eval_split = "val" if any(item.split == "test" for item in splits) else "test"  # the meaning of `eval`
     splits = [replace(item, split=eval_split) if item.split == "eval" else item for item in splits]
     return sorted(splits, key=lambda item: _ORDER.index(item.split))
-
-
-def _enter_common_folders(splits: list[SplitFolder]) -> list[SplitFolder]:
-    """Enter the folder that every split contains alone, as in train/images and test/images, at any depth."""
-    while all(item.inner.has_images_only_below and len(item.inner.folders) == 1 for item in splits):
-        children = [item.inner.folders[0] for item in splits]
-        names = {child.name.casefold() for child in children}
-        if len(names) > 1 or not all(child.has_images_only_below for child in children):
-            break  # these are classes
-        splits = [replace(item, inner=child) for item, child in zip(splits, children, strict=True)]
-    return splits
 
 
 def _is_class(name: str, top: Folder, folder: Folder, split_folder: SplitFolder, others: Sequence[Folder]) -> bool:

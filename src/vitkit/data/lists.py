@@ -36,7 +36,11 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     rows = _read_rows(name, file)
     splits = _read_splits(name, rows)
     columns = [column for column in rows.columns if column not in ("path", "label", "split")]
-    group_column = _find_group_column(columns)
+    titles = [re.sub(r"[\W_]+", "", column.lower()) for column in columns]
+    group_column = None
+    for title in _GROUP_TITLES:
+        if group_column is None and title in titles:
+            group_column = columns[titles.index(title)]
     if group_column is not None:
         columns.remove(group_column)
 
@@ -46,7 +50,13 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     classes = tuple(sorted({class_name for names in names_of_images for class_name in names}))
     if not classes:
         raise VitkitError("data.classes-missing", f"{name} contains no classes: every label is empty")
-    paths = _read_paths(name, rows)
+    paths = _cells(rows, "path")
+    lines = [line for line, _ in rows.rows]
+    for line, path in zip(lines, paths, strict=True):
+        if not path:
+            raise VitkitError("data.path-empty", f"{name}, line {line}: path is empty")
+        if "\0" in path:
+            raise VitkitError("data.null-byte", f"{name}, line {line}: paths must not contain a null byte: {path!r}")
     groups = {} if group_column is None else _read_groups(name, rows, paths, group_column)
     joined_names = [JOINT.join(names) for names in names_of_images]
     refuse_lookalikes(name, classes, zip(paths, joined_names, splits, strict=True))
@@ -100,25 +110,7 @@ def _cells(rows: CsvRows, column: str) -> list[str]:
     return [restored(cells.get(column, "").strip()) for _, cells in rows.rows]
 
 
-def _read_paths(name: str, rows: CsvRows) -> list[str]:
-    paths = _cells(rows, "path")
-    for (line, _), path in zip(rows.rows, paths, strict=True):
-        if not path:
-            raise VitkitError("data.path-empty", f"{name}, line {line}: path is empty")
-        if "\0" in path:
-            raise VitkitError("data.null-byte", f"{name}, line {line}: paths must not contain a null byte: {path!r}")
-    return paths
-
-
 # --- Groups and splits ---------------------------------------------------------------------------------------
-
-
-def _find_group_column(columns: Sequence[str]) -> str | None:
-    for title in _GROUP_TITLES:
-        for column in columns:
-            if re.sub(r"[\W_]+", "", column.lower()) == title:
-                return column
-    return None
 
 
 def _read_groups(name: str, rows: CsvRows, paths: Sequence[str], column: str) -> dict[str, str]:
@@ -148,11 +140,6 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalpha, text.lower()))
 
 
-def _split_in_cell(word: str) -> str | None:
-    split, other_words = split_of_folder(word) or (None, ())
-    return _SHORT_WORDS.get(_letters(word)) if split is None or other_words else split
-
-
 def _may_tell_splits(title: str, words: set[str]) -> bool:
     """Return whether a column may contain splits, by its title and the different words in its cells."""
     if not 0 < len(words) < _MAX_WORDS:
@@ -160,7 +147,12 @@ def _may_tell_splits(title: str, words: set[str]) -> bool:
     letters = _letters(title)
     if "split" in letters or letters in _CLEAR_TITLES:
         return True
-    splits = {_split_in_cell(word) for word in words}
+    splits: set[str | None] = set()  # of the words
+    for word in words:
+        split, other_words = split_of_folder(word) or (None, ())
+        if split is None or other_words:
+            split = _SHORT_WORDS.get(_letters(word))
+        splits.add(split)
     if len(splits - {None}) > 1:
         return True
     if letters in _VAGUE_TITLES and None not in splits:
@@ -233,7 +225,19 @@ def _read_class_columns(name: str, rows: CsvRows, columns: Sequence[str]) -> _La
 
 def _read_label_column(name: str, rows: CsvRows) -> _Labels:
     cells = _cells(rows, "label")
-    _refuse_written_lists(name, rows, cells)
+    # Refuse labels such as `['cat', 'dog']`.
+    ends = [cell[:1] + cell[-1:] for cell in cells]
+    brackets = {"[]"}
+    if set(ends) <= {"", "()", "{}"}:  # a single name in brackets may be a class, but hardly all names are
+        brackets |= {"()", "{}"}
+    for (line, _), cell, end in zip(rows.rows, cells, ends, strict=True):
+        if end in brackets or cell.startswith(("('", '("', "{'", '{"')):
+            raise VitkitError(
+                "data.label-invalid",
+                f"{name}, line {line}: the label {cell!r:.80} is written as a list: join names by {JOINT!r}, as in "
+                "cat;dog",
+            )
+
     names = [MULTI_LABEL.names_in(cell) for cell in cells]
     is_declared = any(title.lower() == "labels" for title in rows.titles)
     is_multi = is_declared or any(len(set(names_of_image)) > 1 for names_of_image in names)
@@ -248,21 +252,6 @@ def _read_label_column(name: str, rows: CsvRows) -> _Labels:
     suspicious = sorted(class_name for class_name in classes if class_name.lower() in _NO_LABEL_WORDS)
     note = f"{suspicious[0]!r} is read as a class: remove the rows without a label" if suspicious else ""
     return _Labels(names, is_multi, note)
-
-
-def _refuse_written_lists(name: str, rows: CsvRows, cells: Sequence[str]) -> None:
-    """Raise VitkitError for labels such as `['cat', 'dog']`."""
-    ends = [cell[:1] + cell[-1:] for cell in cells]
-    brackets = {"[]"}
-    if set(ends) <= {"", "()", "{}"}:  # a single name in brackets may be a class, but hardly all names are
-        brackets |= {"()", "{}"}
-    for (line, _), cell, end in zip(rows.rows, cells, ends, strict=True):
-        if end in brackets or cell.startswith(("('", '("', "{'", '{"')):
-            raise VitkitError(
-                "data.label-invalid",
-                f"{name}, line {line}: the label {cell!r:.80} is written as a list: join names by {JOINT!r}, as in "
-                "cat;dog",
-            )
 
 
 def _refuse_other_marks(name: str, labels: set[str], *, is_declared: bool, is_joined: bool) -> None:

@@ -93,23 +93,21 @@ class EpochSampler(Sampler[tuple[int, ...]]):
         order = self._shuffled(torch.arange(self.length), generator)
         if self.labels is None:
             return iter([(self.epoch, index) for index in order.tolist()])
-        keys = self._balanced(order, self.labels)
-        images = torch.tensor([key[1] for key in keys])
-        return iter([keys[i] for i in self._shuffled(images, generator).tolist()])
 
-    def _balanced(self, order: Tensor, labels: Tensor) -> list[tuple[int, ...]]:
-        """Draw an image of each class in turn, in this order; a class starts again after its last image."""
+        # Draw an image of each class in turn, in this order; a class starts again after its last image.
         by_label: dict[int, list[int]] = {}  # in random order, because the first classes may get one image more
-        for i, label in zip(order.tolist(), labels[order].tolist(), strict=True):
+        for i, label in zip(order.tolist(), self.labels[order].tolist(), strict=True):
             by_label.setdefault(label, []).append(i)
         classes = list(by_label.values())
         keys: list[tuple[int, ...]] = []
         for k in range(self.length):
-            images = classes[k % len(classes)]
-            repetition, position = divmod(k // len(classes), len(images))
-            key = (self.epoch, images[position])
+            images_of_class = classes[k % len(classes)]
+            repetition, position = divmod(k // len(classes), len(images_of_class))
+            key = (self.epoch, images_of_class[position])
             keys.append((*key, repetition) if repetition else key)
-        return keys
+
+        images = torch.tensor([key[1] for key in keys])
+        return iter([keys[i] for i in self._shuffled(images, generator).tolist()])
 
     def _shuffled(self, images: Tensor, generator: torch.Generator) -> Tensor:  # a permutation (n,) for images (n,)
         if self.shards is None:
@@ -317,21 +315,17 @@ def explain_worker_errors(workers: int, advice: str) -> Iterator[None]:
         _, prefix, message = str(error).rpartition("VitkitError: ")
         if prefix and "in DataLoader worker process" in first_line(error):
             raise VitkitError("data.worker-failed", message.strip()) from error
-        if not _is_worker_lost(error):
+        is_worker_lost = isinstance(error, (ConnectionError, EOFError))  # it broke while PyTorch was reading
+        if "DataLoader worker" in str(error):
+            phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
+            is_worker_lost |= any(phrase in str(error) for phrase in phrases)
+        if not is_worker_lost:
             raise
         if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or PyTorch's handler may interrupt the following lines
         reason = f"memory, or /dev/shm, is too small for --workers {workers}"
         message = f"a process that prepares images ended: {reason}; {advice}"
         raise VitkitError("data.worker-lost", message) from error
-
-
-def _is_worker_lost(error: Exception) -> bool:
-    """Return whether PyTorch raised an error because a worker process was killed."""
-    if isinstance(error, (ConnectionError, EOFError)):  # the connection broke while PyTorch was reading
-        return True
-    phrases = ("killed by signal", "exited unexpectedly", "shared memory", "Bus error")
-    return "DataLoader worker" in str(error) and any(phrase in str(error) for phrase in phrases)
 
 
 def check_main_guard() -> None:
@@ -373,7 +367,8 @@ class _TableImages(Images):
         self.labels, self.paths = table.labels, table.paths
         storage = table.storage
         if isinstance(storage, ShardFolder) and storage.is_remote:
-            self.shards = storage.shards_of(table.paths)
+            index = storage.index()
+            self.shards = [index.shard_of[index.rows[path]] for path in table.paths]
         self.preprocess = preprocess
         self.cache = cache
         self._place = table.place
@@ -486,12 +481,11 @@ class ImageData(BatchedImages):
         values = torch.from_numpy(normalised_values(preprocess.mean, preprocess.std))  # (C, 256)
         self._values_of_levels = values.to(normalise_on) if as_levels else values
         super().__init__(train, val, table, seed=seed, **options)
-        if cache != "none":
-            self._open_caches(cache, pictures)
+        if cache == "none":
+            return
 
-    def _open_caches(self, cache: str, pictures: PictureStore | None) -> None:
-        """Open the caches of the training images and, unless `pictures` holds them, of the validation images."""
-        preprocess, short_side = self.preprocess, self.train.short_side
+        # Open the caches of the training images and, unless `pictures` holds them, of the validation images.
+        short_side = self.train.short_side
         # The description of how a picture was reduced is a part of its key in the cache.
         val_key = f"evaluation {preprocess.to_dict()}"
         if short_side is None:

@@ -89,7 +89,15 @@ def picture_in(
         Exception: any kind, since readers raise any; `why_unreadable` explains it.
     """
     with QUIET, open_picture(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-        _refuse_unsupported(image)
+        if image.width * image.height > MAX_PIXELS:
+            raise UnsupportedError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
+        if image.format == "TIFF" and _is_raw(image.tag_v2, image.fp):  # type: ignore[attr-defined]
+            raise UnsupportedError(_RAW)
+        if image.format == "PNG" and _is_shortened(image) and "transparency" in image.info:
+            raise UnsupportedError(
+                "colours of 16 bits of which one is transparent, which is not supported: save it with an alpha channel"
+            )
+
         # These are read first, because `draft` and `load` may change them.
         mode = image.mode
         width, height = image.size
@@ -107,12 +115,17 @@ def picture_in(
             width, height = height, width
 
         picture, level_doubt = upright(image), None
+        are_bytes = samples.bits <= 8 and samples.kind == "unsigned"  # which Pillow converts to RGB correctly
         if samples.is_shortened:
             picture, level_doubt = _stretch_bytes(picture, samples)
-        elif not samples.are_bytes:
+        elif not are_bytes:
             picture, level_doubt = _to_grey(picture, samples, is_png=image.format == "PNG")
         rgb, transparency_doubt = flattened(picture)
         doubts = [doubt for doubt in (transparency_doubt, level_doubt, samples.unread) if doubt is not None]
+        camera = ""
+        with contextlib.suppress(Exception):  # unreadable metadata does not make the picture unreadable
+            names = [image.getexif().get(tag) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)]
+            camera = " ".join(str(name).strip("\0 ")[:40] for name in names if name)
         return Picture(
             rgb,
             str(image.format),
@@ -122,26 +135,8 @@ def picture_in(
             is_animated,
             doubt="; ".join(doubts) or None,
             quality=sum(getattr(image, "quantization", {}).get(0, ())),
-            camera=_camera(image),
+            camera=camera,
         )
-
-
-def _refuse_unsupported(image: ImageFile.ImageFile) -> None:
-    if image.width * image.height > MAX_PIXELS:
-        raise UnsupportedError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
-    if image.format == "TIFF" and _is_raw(image.tag_v2, image.fp):  # type: ignore[attr-defined]
-        raise UnsupportedError(_RAW)
-    if image.format == "PNG" and _is_shortened(image) and "transparency" in image.info:
-        raise UnsupportedError(
-            "colours of 16 bits of which one is transparent, which is not supported: save it with an alpha channel"
-        )
-
-
-def _camera(image: Image.Image) -> str:
-    with contextlib.suppress(Exception):  # unreadable metadata does not make the picture unreadable
-        names = [image.getexif().get(tag) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)]
-        return " ".join(str(name).strip("\0 ")[:40] for name in names if name)
-    return ""
 
 
 def why_unreadable(source: str | bytes, error: Exception) -> str:
@@ -251,7 +246,15 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
     try:
         return Image.open(source, formats=_available())
     except UnidentifiedImageError:
-        if not _is_heif(source):
+        if isinstance(source, (str, Path)):
+            with Path(source).open("rb") as file:
+                head = file.read(12)
+        else:
+            source.seek(0)
+            head = source.read(12)
+            source.seek(0)
+        is_heif = head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
+        if not is_heif:
             raise
     with _REGISTRATION:
         if "HEIF" not in Image.OPEN:
@@ -307,17 +310,6 @@ def _why_unidentified(file: BinaryIO) -> str:
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def _is_heif(source: str | Path | BinaryIO) -> bool:
-    if isinstance(source, (str, Path)):
-        with Path(source).open("rb") as file:
-            head = file.read(12)
-    else:
-        source.seek(0)
-        head = source.read(12)
-        source.seek(0)
-    return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
-
-
 # --- Samples of more than 8 bits --------------------------------------------------------------------------
 
 # Tags of TIFF.
@@ -344,10 +336,6 @@ class Samples:
     is_shortened: bool = False  # whether Pillow returns only the upper 8 of 16 bits
     no_data: float | None = None  # the number that means that there is no data, or that a pixel is transparent
     unread: str | None = None  # a sentence about content of the file that is not read
-
-    @property
-    def are_bytes(self) -> bool:  # which Pillow converts to RGB correctly
-        return self.bits <= 8 and self.kind == "unsigned"
 
 
 def _read_samples(image: Any) -> Samples:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -275,17 +275,14 @@ def describe(pixels: Mapping[str, Any]) -> str:
         return f"not known ({pixels['unknown']})"
     mean, std = tuple(pixels["mean"]), tuple(pixels["std"])
     name = _SCALE_NAMES.get((mean, std))
-    scale = scale_text(mean, std) if name is None else f"mean and std {name}"
+    scale = f"mean and std {name}"
+    if name is None:
+        scale = f"mean {'/'.join(f'{value:.4g}' for value in mean)}, std {'/'.join(f'{value:.4g}' for value in std)}"
     fit = pixels.get("fit", Preprocess.fit)
     text = f"{scale}, {fit}, {pixels.get('interpolation', Preprocess.interpolation)}"
     if fit.endswith("crop"):
         text += f", crop {pixels.get('crop_pct', Preprocess.crop_pct):.3f}"
     return text
-
-
-def scale_text(mean: Sequence[float], std: Sequence[float]) -> str:
-    """Describe a normalisation, such as `mean 0.5/0.5/0.5, std 0.25/0.25/0.25`."""
-    return f"mean {'/'.join(f'{value:.4g}' for value in mean)}, std {'/'.join(f'{value:.4g}' for value in std)}"
 
 
 # --- Several views of a picture -----------------------------------------------------------------------------------

@@ -221,8 +221,23 @@ def _cache_shard(address: str, sha256: str, size: int) -> None:
     if _is_downloading(partial):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    if not _make_space(folder, size):
+
+    # Delete the least recently used copies until `size` more bytes are allowed.
+    copies = []
+    for copy in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            stat = copy.stat()
+            copies.append((stat.st_mtime, stat.st_size, copy))
+    used = sum(bytes_used for _, bytes_used, _ in copies)
+    limit = min((shutil.disk_usage(folder).free + used) // 2, _MAX_CACHE)
+    for _, bytes_used, copy in sorted(copies):
+        if used + size <= limit:
+            break
+        copy.unlink(missing_ok=True)
+        used -= bytes_used
+    if used + size > limit:
         return
+
     partial.unlink(missing_ok=True)  # a killed process may have left it
     try:
         file = partial.open("xb")
@@ -236,23 +251,6 @@ def _cache_shard(address: str, sha256: str, size: int) -> None:
             partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _make_space(folder: Path, size: int) -> bool:
-    """Delete the least recently used copies until `size` more bytes are allowed. Return whether they are."""
-    copies = []
-    for copy in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            stat = copy.stat()
-            copies.append((stat.st_mtime, stat.st_size, copy))
-    used = sum(bytes_used for _, bytes_used, _ in copies)
-    limit = min((shutil.disk_usage(folder).free + used) // 2, _MAX_CACHE)
-    for _, bytes_used, copy in sorted(copies):
-        if used + size <= limit:
-            break
-        copy.unlink(missing_ok=True)
-        used -= bytes_used
-    return used + size <= limit
 
 
 def _folder() -> Path:

@@ -266,11 +266,6 @@ class ShardFolder:
         """Return the path or address, the SHA-256 and the number of bytes of each shard."""
         return [(f"{self.name}/{shard.name}", shard.sha256, shard.size) for shard in self.index().shards]
 
-    def shards_of(self, keys: Sequence[str]) -> list[int]:
-        """Return the shard number of each image."""
-        index = self.index()
-        return [index.shard_of[index.rows[key]] for key in keys]
-
 
 def _read(file: str, offset: int, length: int) -> bytes:
     with open(file, "rb", buffering=0) as opened:  # noqa: PTH123  # half the time of a Path's own

@@ -316,7 +316,19 @@ def _moved_to(table: ImageTable, root: Path, contents: Mapping[str, str]) -> Ima
     paths = list(table.paths)
     lost = [i for i, path in enumerate(paths) if digests[i] is None or digests[i] != contents.get(path, digests[i])]
     if lost:
-        key_of = _keys_by_digest(table)
+        # Search the folder or storage for images.
+        if table.storage is None:
+            keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
+        else:
+            keys = sorted(table.storage.keys())
+        keys = [key for key in keys if Path(key).suffix.lower() in SUFFIXES]
+        key_of: dict[str, str] = {}  # by digest
+        for done, key in enumerate(keys, start=1):
+            digest = digest_of(table.at(key))
+            if digest is not None:
+                key_of.setdefault(digest, key)
+            progress("looking for the run's images", done, len(keys))
+
         for i in lost:
             paths[i] = key_of.get(contents.get(paths[i], ""), paths[i])
     if not any(digests) and paths == list(table.paths):
@@ -328,22 +340,6 @@ def _moved_to(table: ImageTable, root: Path, contents: Mapping[str, str]) -> Ima
         if paths[i] == table.paths[i] and image_exists(table.file(i)):
             paths[i] += _REPLACED
     return replace(table, paths=tuple(paths))
-
-
-def _keys_by_digest(table: ImageTable) -> dict[str, str]:
-    """Search the folder or storage of a table for images."""
-    if table.storage is None:
-        keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
-    else:
-        keys = sorted(table.storage.keys())
-    keys = [key for key in keys if Path(key).suffix.lower() in SUFFIXES]
-    key_of: dict[str, str] = {}
-    for done, key in enumerate(keys, start=1):
-        digest = digest_of(table.at(key))
-        if digest is not None:
-            key_of.setdefault(digest, key)
-        progress("looking for the run's images", done, len(keys))
-    return key_of
 
 
 def content_numbers(table: ImageTable, paths: Sequence[str]) -> dict[str, int]:

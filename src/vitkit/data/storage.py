@@ -198,22 +198,6 @@ class SearchLog:
     top: Path | None = None  # the folder that links may not leave; None for the folder that is searched
     follow_links: bool = False  # whether to follow links that lead out of `top`
 
-    def add_hidden(self, folder: str | Path) -> None:
-        """Record a folder that is ignored because of its name, but only if it contains images."""
-        if str(folder) not in self.hidden:
-            files = islice(walk(Path(folder)), _MAX_CHECKED)
-            if any(why_ignored(file.name) is None for file in files):
-                self.hidden.add(str(folder))
-
-    def follows(self, link: str, top: str) -> bool:
-        """Return whether to follow a link; if not, record it. `top` is the real path of the folder to stay in."""
-        target = os.path.realpath(link)
-        # A link to a folder above `top` is never followed, because the search might not end.
-        if _lies_in(target, top) or (self.follow_links and not _lies_in(top, target)):
-            return True
-        self.links.add(link)
-        return False
-
     def lines(self, root: Path | None = None) -> list[str]:
         """Return up to three lines: about unreadable folders, hidden ones, and links. Paths are relative to `root`."""
 
@@ -276,9 +260,19 @@ def scan_folder(folder: str, overlooked: SearchLog, top: str) -> tuple[list[str]
             is_folder = entry.is_dir()
         if is_folder and is_passed_over(entry.name):
             ignored.append(entry.name)
-            overlooked.add_hidden(entry.path)
-        elif not entry.is_symlink() or overlooked.follows(entry.path, top):
-            (folders if is_folder else files).append(entry.name)
+            if entry.path not in overlooked.hidden:
+                some = islice(walk(Path(entry.path)), _MAX_CHECKED)
+                if any(why_ignored(file.name) is None for file in some):
+                    overlooked.hidden.add(entry.path)
+            continue
+        if entry.is_symlink():
+            target = os.path.realpath(entry.path)
+            # A link to a folder above `top` is never followed, because the search might not end.
+            is_followed_out = overlooked.follow_links and not _lies_in(top, target)
+            if not _lies_in(target, top) and not is_followed_out:
+                overlooked.links.add(entry.path)
+                continue
+        (folders if is_folder else files).append(entry.name)
     return folders, files, ignored
 
 

@@ -45,23 +45,6 @@ def measure(model: nn.Module, images: Tensor) -> ForwardCost:
     return measured
 
 
-def measure_with_flop_counter(model: nn.Module, images: Tensor) -> ForwardCost:
-    """Measure the cost of a forward pass as `measure` does, but for models that may contain any operations.
-
-    It uses the FLOP counter of PyTorch, whose import is slow.
-    """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    measured, counter = ForwardCost(), FlopCounterMode(display=False)
-    _run_forward(model, images, measured, counter)
-    measured.macs = counter.get_total_flops() // 2
-    for name, operations in counter.get_flop_counts().items():
-        _, has_module, module = name.partition(".")  # names begin with that of the model's class
-        if has_module:
-            measured.macs_of[module] = sum(operations.values()) // 2
-    return measured
-
-
 def _run_forward(model: nn.Module, images: Tensor, measured: ForwardCost, counter: AbstractContextManager[Any]) -> None:
     """Run a forward pass, and record in `measured` the modules' output shapes and the size of what autograd keeps."""
     saved: dict[int, Tensor] = {}  # the tensors that autograd keeps, by the address of their storage
@@ -288,10 +271,22 @@ def describe(config: Config) -> ModelInfo:
 
 
 def _describe_network(config: NetworkConfig) -> ModelInfo:
+    from torch.utils.flop_counter import FlopCounterMode  # imported only here, because this is slow
+
     with torch.random.fork_rng():
         network = build(config).eval().to("meta")
     assert isinstance(network, Network)
-    measured = measure_with_flop_counter(network, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
+    images = torch.empty(1, config.in_channels, *config.image_size, device="meta")
+
+    # The FLOP counter of PyTorch counts any operations.
+    measured, counter = ForwardCost(), FlopCounterMode(display=False)
+    _run_forward(network, images, measured, counter)
+    measured.macs = counter.get_total_flops() // 2
+    for name, operations in counter.get_flop_counts().items():
+        _, has_module, module = name.partition(".")  # names begin with that of the model's class
+        if has_module:
+            measured.macs_of[module] = sum(operations.values()) // 2
+
     stages = [CostStage("image", (*config.image_size, config.in_channels))]
     for name, part in network.network.named_children():
         shape = measured.shapes.get(f"network.{name}")
@@ -320,6 +315,20 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
     stage = _StageFactory(model, measured)
     prefixes = ("cls_token", "dist_token", "reg_token", "pos_embed")
     token_parameters = sum(p.numel() for name, p in model.named_parameters() if name.startswith(prefixes))
+
+    relative_positions = []  # the stage of their tables or network
+    if model.rel_pos is not None:
+        macs = 0
+        if config.position == "relative_mlp":  # the network is evaluated in every layer, even if it is shared
+            offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
+            macs_per_offset = config.relative_size * (2 + config.heads)  # from 2 coordinates to a value for each head
+            macs = config.layers * offsets * macs_per_offset
+        parameters = dict(model.rel_pos.named_parameters())
+        table = parameters.get("0.table")
+        shape = (config.heads, config.tokens, config.tokens) if table is None else tuple(table.shape)
+        size = sum(map(Tensor.numel, parameters.values()))
+        relative_positions.append(CostStage("relative positions", shape, size, macs))
+
     parts = [  # a part that the model lacks has no stage
         [CostStage("image", (*config.image_size, config.in_channels))],
         stage("ResNet stem", "patch_embed.backbone"),
@@ -328,7 +337,7 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
         [CostStage("tokens, positions added", (config.tokens, config.hidden_size), token_parameters)],
         stage("norm before the layers", "norm_pre"),
         stage("rotary frequencies", "rope", (config.layers, config.heads, config.head_size // 2)),
-        _relative_positions(model),
+        relative_positions,
         *_layer_stages(stage),
         stage("norm", "norm", (config.tokens, config.hidden_size), always=True),
         stage("attention pooling", "attn_pool"),
@@ -339,22 +348,6 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
         stage("classes, distilled", "head_dist"),
     ]
     return list(chain.from_iterable(parts))
-
-
-def _relative_positions(model: VisionTransformer) -> list[CostStage]:
-    """Return the stage of the tables or the network of relative positions, if the model has such."""
-    if model.rel_pos is None:
-        return []
-    config = model.config
-    macs = 0
-    if config.position == "relative_mlp":  # the network is evaluated in every layer, even if it is shared
-        offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
-        macs_per_offset = config.relative_size * (2 + config.heads)  # from 2 coordinates to a value for each head
-        macs = config.layers * offsets * macs_per_offset
-    parameters = dict(model.rel_pos.named_parameters())
-    table = parameters.get("0.table")
-    shape = (config.heads, config.tokens, config.tokens) if table is None else tuple(table.shape)
-    return [CostStage("relative positions", shape, sum(map(Tensor.numel, parameters.values())), macs)]
 
 
 def _layer_stages(stage: _StageFactory) -> list[list[CostStage]]:

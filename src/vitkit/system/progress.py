@@ -81,13 +81,6 @@ def display_of_notebook() -> Any:
     return IPython.display
 
 
-def _time_left(seconds_left: float) -> str:
-    if seconds_left < 1:
-        return ""
-    minutes, seconds = divmod(round(seconds_left), 60)
-    return f", {minutes} min {seconds:02d} s left" if minutes else f", {seconds} s left"
-
-
 class NotebookBar(AbstractContextManager["NotebookBar"]):
     """A progress bar below the cell of a notebook, which disappears at the end.
 
@@ -116,7 +109,10 @@ class NotebookBar(AbstractContextManager["NotebookBar"]):
             text += f"/{total}"
             attributes = f' value="{done}" max="{total}"'
             if done:
-                text += _time_left((now - self._began_at) / done * (total - done))
+                seconds_left = (now - self._began_at) / done * (total - done)
+                if seconds_left >= 1:
+                    minutes, seconds = divmod(round(seconds_left), 60)
+                    text += f", {minutes} min {seconds:02d} s left" if minutes else f", {seconds} s left"
         self._show(f"<progress{attributes} aria-label='{escape(what)}'></progress> {escape(text)}")
 
     def _show(self, html: str) -> None:

@@ -371,7 +371,13 @@ def examine(
         errors = all_facts.column("error")
         unreadable = {path: error for path, error in zip(table.paths, errors, strict=True) if error is not None}
         readable = table.take([i for i, error in enumerate(errors) if error is None])
-        _check_enough_readable(table, readable, unreadable)
+        if len(set(readable.labels)) < min(2, len(table.classes)):
+            text = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
+            text += f"; {len(unreadable)} of {len(table)} images are unreadable"
+            if unreadable:
+                path, error = next(iter(unreadable.items()))
+                text += f" (first: {path}: {error})"
+            raise VitkitError("data.images-unreadable", f"{table.name}: {text}")
         readable = readable.compact()
         facts = all_facts.take([i for i, error in enumerate(errors) if error is None])
         links, opposite, depth = _find_links(readable, facts, database, partial(progress, "comparing images"))
@@ -394,17 +400,6 @@ def examine(
         findings += check_crop(facts, preprocess)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(readable, facts, unreadable, tuple(copies), tuple(twins), tuple(findings))
-
-
-def _check_enough_readable(table: ImageTable, readable: ImageTable, unreadable: Mapping[str, str]) -> None:
-    if len(set(readable.labels)) >= min(2, len(table.classes)):
-        return
-    text = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
-    text += f"; {len(unreadable)} of {len(table)} images are unreadable"
-    if unreadable:
-        path, error = next(iter(unreadable.items()))
-        text += f" (first: {path}: {error})"
-    raise VitkitError("data.images-unreadable", f"{table.name}: {text}")
 
 
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
@@ -444,10 +439,11 @@ def _find_links(
     for digest, label in zip(all_digests, table.labels, strict=True):
         labels.setdefault(digest, set()).add(label)
 
-    def have_common_label(link: Link) -> bool:
-        return not labels[all_digests[link.first]].isdisjoint(labels[all_digests[link.second]])
-
-    copies = [link for link in links if link.kind != "mirrored" or have_common_label(link)]
+    copies = []
+    for link in links:
+        has_common_label = not labels[all_digests[link.first]].isdisjoint(labels[all_digests[link.second]])
+        if link.kind != "mirrored" or has_common_label:
+            copies.append(link)
     return copies, len(links) - len(copies), depth
 
 

@@ -82,7 +82,19 @@ def _find_on_canvas(canvas: Grey, sizes: Ints) -> list[bytes]:
     points = points.take((points.y < sizes[points.picture, 0]) & (points.x < sizes[points.picture, 1]))
     pictures_of_strong = points.picture[points.contrast >= _DETAILED_CONTRAST]
     is_detailed = np.bincount(pictures_of_strong, minlength=len(canvas)) >= _DETAILED_BLOBS
-    points = _spread(points, sizes, np.where(is_detailed, MOST, MOST - 1))
+    max_points = np.where(is_detailed, MOST, MOST - 1)
+
+    # Select keypoints that are spread over the cells of a grid: the strongest keypoint of each cell comes first, then
+    # the second strongest of each cell, and so on.
+    cells = np.maximum(np.round(_CELLS * sizes / sizes.min(axis=1, keepdims=True)), 1)[points.picture]  # (points, 2)
+    height, width = sizes[points.picture].T
+    row = (cells[:, 0] * points.y / height).astype(np.int64)
+    column = (cells[:, 1] * points.x / width).astype(np.int64)
+    columns = int(cells.max(initial=1))
+    rank_in_cell, _ = _ranked((points.picture * columns + row) * columns + column, points.contrast)
+    # Order by the rank within the cell, and keypoints of the same rank by their contrast, which has 14 bits.
+    rank, order = _ranked(points.picture, points.contrast + ((31 - rank_in_cell.clip(max=31)) << 14))
+    points = points.take(order[rank[order] < max_points[points.picture[order]]])
 
     # 64 bits: 20 coefficients of 3 bits, whether the keypoint is bright, and its level.
     words = (_describe(points, pyramid) << (3 * np.arange(COEFFICIENTS, dtype=np.uint64))).sum(1, dtype=np.uint64)
@@ -213,22 +225,6 @@ def _blobs(pyramid: _Pyramid) -> _Points:
         contrast=(_WEIGHTS[level] * np.abs(here)).astype(np.int64),
         is_bright=here < 0,
     )
-
-
-def _spread(points: _Points, sizes: Ints, max_points: Ints) -> _Points:
-    """Select at most `max_points` keypoints of each picture, spread over the cells of a grid.
-
-    The strongest keypoint of each cell comes first, then the second strongest of each cell, and so on.
-    """
-    cells = np.maximum(np.round(_CELLS * sizes / sizes.min(axis=1, keepdims=True)), 1)[points.picture]  # (points, 2)
-    height, width = sizes[points.picture].T
-    row = (cells[:, 0] * points.y / height).astype(np.int64)
-    column = (cells[:, 1] * points.x / width).astype(np.int64)
-    columns = int(cells.max(initial=1))
-    rank_in_cell, _ = _ranked((points.picture * columns + row) * columns + column, points.contrast)
-    # Order by the rank within the cell, and keypoints of the same rank by their contrast, which has 14 bits.
-    rank, order = _ranked(points.picture, points.contrast + ((31 - rank_in_cell.clip(max=31)) << 14))
-    return points.take(order[rank[order] < max_points[points.picture[order]]])
 
 
 def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:

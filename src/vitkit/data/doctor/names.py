@@ -7,7 +7,6 @@ the images of a group are in several splits, a model may recognise the group ins
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from vitkit.data.table import ImageTable
 
@@ -48,24 +47,20 @@ def find_groups(table: ImageTable) -> tuple[str, dict[str, list[int]]] | None:
     for pattern, min_count in min_groups.items():
         if pattern == _FOLDER and 2 * len({path.rpartition("/")[2] for path in table.paths}) > len(table):
             continue  # folders with few equal file names may be the numbered parts of a large collection
-        groups = _groups_by(re.compile(pattern), table.paths)
+        expression = re.compile(pattern)
+        groups: dict[str, list[int]] = {}
+        for i, path in enumerate(table.paths):
+            match = expression.search(path)
+            if match is not None:
+                groups.setdefault(match[1], []).append(i)
         groups = {name: images for name, images in groups.items() if len(images) > 1 and name not in classes}
-        numbered = sum(_is_numbered(re.compile(pattern), table.paths[images[0]]) for images in groups.values())
+        numbered = sum(_is_numbered(expression, table.paths[images[0]]) for images in groups.values())
         if 2 * numbered < len(groups) and "frame" not in pattern:  # frames of a video may have a name without digits
             continue
         grouped_images = sum(len(images) for images in groups.values())
         if len(groups) >= min_count and grouped_images >= _MIN_FRACTION * len(table):
             return pattern, groups
     return None
-
-
-def _groups_by(pattern: re.Pattern[str], paths: Sequence[str]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for i, path in enumerate(paths):
-        match = pattern.search(path)
-        if match is not None:
-            groups.setdefault(match[1], []).append(i)
-    return groups
 
 
 def _is_numbered(pattern: re.Pattern[str], path: str) -> bool:

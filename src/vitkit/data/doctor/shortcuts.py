@@ -54,8 +54,14 @@ def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
         "camera": _numbered(cameras),
         "border": _numbered(borders),
     }
-    tables = {name: _contingency(values[labelled], classes) for name, values in properties.items()}
-    tables = {name: counts for name, counts in tables.items() if min(counts.shape) > 1}
+    tables = {}  # the number of images by value and class, (V, K), without empty rows and columns
+    for name, values_of_images in properties.items():
+        values = values_of_images[labelled]
+        counts = np.zeros((values.max(initial=0) + 1, classes.max(initial=0) + 1), np.int64)
+        np.add.at(counts, (values, classes), 1)
+        counts = counts[counts.any(axis=1)][:, counts.any(axis=0)]
+        if min(counts.shape) > 1:
+            tables[name] = counts
     if not tables:
         return []
     tests = [chi2_contingency(counts, correction=False) for counts in tables.values()]
@@ -68,13 +74,6 @@ def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
             baseline = counts.sum(axis=0).max() / counts.sum()
             shortcuts.append(Shortcut(name, strength, float(accuracy), float(baseline)))
     return sorted(shortcuts, key=lambda shortcut: -shortcut.strength)
-
-
-def _contingency(values: Ints, classes: Ints) -> Ints:
-    """Return the number of images by value and class, (V, K), without empty rows and columns."""
-    counts = np.zeros((values.max(initial=0) + 1, classes.max(initial=0) + 1), np.int64)
-    np.add.at(counts, (values, classes), 1)
-    return counts[counts.any(axis=1)][:, counts.any(axis=0)]
 
 
 def _cramers_v(counts: Ints, chi_squared: float) -> float:
