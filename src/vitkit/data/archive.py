@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.layout import Folder, LayoutName, read_layout, table_of_layout
@@ -28,9 +28,6 @@ from vitkit.data.storage import SearchLog, UnreadableImageError
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural
-
-if TYPE_CHECKING:
-    from zipfile import ZipInfo
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst")  # refused with advice
 SUFFIXES = (".zip", ".tar", *_COMPRESSED)
@@ -178,8 +175,23 @@ def _index_of(path: Path, stamp: tuple[int, ...]) -> _MemberIndex:  # noqa: ARG0
         )
     if path.suffix.lower() != ".zip":
         return _index_of_tar(path)
+
+    import zipfile  # imported only here, because it loads all compression modules
+
+    try:
+        with zipfile.ZipFile(path, metadata_encoding="utf-8") as archive:
+            members = archive.infolist()
+    except UnicodeDecodeError as error:
+        raise VitkitError(
+            "data.archive-encoding",
+            f"{path} contains names that are not UTF-8, such as {error.object!r:.200}: unpack it, with the encoding of "
+            "the names (`unzip -O cp932` for Japanese Windows), and use the folder",
+        ) from error
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
+        raise _damaged(f"{path} is not a .zip, or it is damaged or incomplete: {error}") from error
+
     index = _MemberIndex()
-    for info in _members_of_zip(path):
+    for info in members:
         kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3 is Unix, which stores file types
         if kind == 0o12:
             index.ignored["link in the archive"] += 1
@@ -197,22 +209,6 @@ def _index_of(path: Path, stamp: tuple[int, ...]) -> _MemberIndex:  # noqa: ARG0
             )
         index.add(path, name, member)
     return index
-
-
-def _members_of_zip(path: Path) -> list[ZipInfo]:
-    import zipfile  # imported only here, because it loads all compression modules
-
-    try:
-        with zipfile.ZipFile(path, metadata_encoding="utf-8") as archive:
-            return archive.infolist()
-    except UnicodeDecodeError as error:
-        raise VitkitError(
-            "data.archive-encoding",
-            f"{path} contains names that are not UTF-8, such as {error.object!r:.200}: unpack it, with the encoding of "
-            "the names (`unzip -O cp932` for Japanese Windows), and use the folder",
-        ) from error
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
-        raise _damaged(f"{path} is not a .zip, or it is damaged or incomplete: {error}") from error
 
 
 def _index_of_tar(path: Path) -> _MemberIndex:

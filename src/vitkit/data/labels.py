@@ -472,7 +472,21 @@ def read_rows(
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
         raise VitkitError("data.columns-missing", f"{name} needs the columns {expected}; it has: {header.strip():.200}")
     _refuse_open_quotes(name, lines, columns, delimiter)
-    _refuse_further_cells(name, lines, columns, has_untitled_columns=len(titles) < len(all_titles))
+
+    # Text beyond the last column may be a further class.
+    for line, cells in lines:
+        further = [cell for cell in cells[len(columns) :] if cell]
+        if further and len(titles) == len(all_titles):
+            counts = f"{len(cells)} cells for {len(columns)} columns"
+            raise VitkitError(
+                "data.cells-too-many", f'{name}, line {line}: {counts}; put several classes between quotes: "cat;dog"'
+            )
+        for cell in further:
+            if cell.strip():
+                raise VitkitError(
+                    "data.cells-too-many", f"{name}, line {line}: {cell!r} is in a column without a title: give it one"
+                )
+
     rows = tuple((line, dict(zip(columns, cells, strict=False))) for line, cells in lines)
     return CsvRows(tuple(titles), tuple(columns), rows)
 
@@ -492,26 +506,6 @@ def _refuse_open_quotes(
             if is_row or len(cells) < len(columns):
                 raise VitkitError(
                     "data.csv-quote", f"{name}, line {line}: a quote is not closed, so its cell contains the rows below"
-                )
-
-
-def _refuse_further_cells(
-    name: str, lines: Iterable[tuple[int, list[str]]], columns: Sequence[str], *, has_untitled_columns: bool
-) -> None:
-    """Raise VitkitError if a row has text beyond its last column, which may be a further class."""
-    for line, cells in lines:
-        further = [cell for cell in cells[len(columns) :] if cell]
-        if not further:
-            continue
-        if not has_untitled_columns:
-            counts = f"{len(cells)} cells for {len(columns)} columns"
-            raise VitkitError(
-                "data.cells-too-many", f'{name}, line {line}: {counts}; put several classes between quotes: "cat;dog"'
-            )
-        for cell in further:
-            if cell.strip():
-                raise VitkitError(
-                    "data.cells-too-many", f"{name}, line {line}: {cell!r} is in a column without a title: give it one"
                 )
 
 

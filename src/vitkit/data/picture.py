@@ -430,8 +430,15 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
     """Convert wide, signed or floating-point samples to 8-bit grey. Also return why the brightness may be wrong."""
     low, high, are_finite = _extrema(image, samples)
-    if is_png and samples.high is not None and _uses_upper_bits(image, int(samples.high).bit_length()):
-        samples = replace(samples, high=None)
+    if is_png and samples.high is not None:
+        # The standard demands that the significant bits of the numbers are the upper ones of 16. White is then 65,535
+        # as always. But some programs use the lower bits, so that white is the largest number of `significant` bits.
+        significant = int(samples.high).bit_length()
+        used_bits = 0
+        for _, strip in _strips(image):
+            used_bits |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
+        if used_bits >= 2**significant or used_bits % 2 ** (16 - significant) == 0:
+            samples = replace(samples, high=None)
     black, white, doubt = _range(samples, low, high)
     grey = Image.new("L", image.size)
     for top, strip in _strips(image):
@@ -466,18 +473,6 @@ def _extrema(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
             low = min(low, float(values.min()))
             high = max(high, float(values.max()))
     return (low, high, are_finite) if low <= high else (0.0, 0.0, are_finite)
-
-
-def _uses_upper_bits(image: Image.Image, significant: int) -> bool:
-    """Return whether the significant bits of the numbers of a PNG are the upper ones of 16, as the standard demands.
-
-    White is then 65,535 as always. But some programs use the lower bits, so that white is the largest number of
-    `significant` bits.
-    """
-    used_bits = 0
-    for _, strip in _strips(image):
-        used_bits |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
-    return used_bits >= 2**significant or used_bits % 2 ** (16 - significant) == 0
 
 
 def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:

@@ -514,7 +514,19 @@ def _fit_affine(a: Points, b: Points, level_change: Ints, valid: Bools) -> tuple
     keypoints from their mapped positions (n,), in short sides of the picture with the larger scale.
     """
     n, m = a.shape
-    agrees, best, shift = _best_similarities(a, b, level_change, valid)
+
+    # Find the similarity transform that agrees with the most matches, among those that the best matches define.
+    p, q = np.triu_indices(_BASES, 1)
+    similarities, fits = _similarities(a, b, level_change, p, q)
+    fits &= valid[:, p] & valid[:, q]  # (n, 66)
+    shifts = b[:, p] - similarities * a[:, p]
+    area = similarities.real**2 + similarities.imag**2
+    error = similarities[:, :, None] * a[:, None] + shifts[:, :, None] - b[:, None]  # (n, 66, 48)
+    agreeing = (error.real**2 + error.imag**2 < _NEAR**2 * np.maximum(area, 1)[:, :, None]) & valid[:, None]
+    agreeing &= _fits_sizes(area[:, :, None], level_change[:, None]) & fits[:, :, None]
+    rows, winner = np.arange(n), agreeing.sum(axis=2).argmax(axis=1)
+    agrees, best, shift = agreeing[rows, winner], similarities[rows, winner], shifts[rows, winner]
+
     entries = [best.real, best.imag, -best.imag, best.real, shift.real, shift.imag]
     affines = np.stack(entries, axis=1).reshape(n, 3, 2)
     points = np.stack([a.real, a.imag, np.ones((n, m))], axis=2)  # (n, 48, 3)
@@ -537,24 +549,6 @@ def _fit_affine(a: Points, b: Points, level_change: Ints, valid: Bools) -> tuple
     middle = np.minimum(agrees.sum(axis=1) // 2, m - 1)
     median = np.sort(np.where(agrees, distance, np.inf), axis=1)[np.arange(n), middle]
     return agrees, affines, median
-
-
-def _best_similarities(a: Points, b: Points, level_change: Ints, valid: Bools) -> tuple[Bools, Points, Points]:
-    """Find the similarity transform that agrees with the most matches, among those that the best matches define.
-
-    The arguments are those of `_fit_affine`. Return whether each match agrees with it (n, 48), the transform (n,), and
-    the shift that is added to it (n,).
-    """
-    p, q = np.triu_indices(_BASES, 1)
-    similarity, fits = _similarities(a, b, level_change, p, q)
-    fits &= valid[:, p] & valid[:, q]  # (n, 66)
-    shift = b[:, p] - similarity * a[:, p]
-    area = similarity.real**2 + similarity.imag**2
-    error = similarity[:, :, None] * a[:, None] + shift[:, :, None] - b[:, None]  # (n, 66, 48)
-    agrees = (error.real**2 + error.imag**2 < _NEAR**2 * np.maximum(area, 1)[:, :, None]) & valid[:, None]
-    agrees &= _fits_sizes(area[:, :, None], level_change[:, None]) & fits[:, :, None]
-    rows, winner = np.arange(len(a)), agrees.sum(axis=2).argmax(axis=1)
-    return agrees[rows, winner], similarity[rows, winner], shift[rows, winner]
 
 
 def _extent(aspect: float) -> Floats:

@@ -381,8 +381,22 @@ def examine(
         readable = readable.compact()
         facts = all_facts.take([i for i, error in enumerate(errors) if error is None])
         links, opposite, depth = _find_links(readable, facts, database, partial(progress, "comparing images"))
-    twins = connect(links, len(facts))
-    copies = _copies(readable, links, twins)
+
+    twins = connect(links, len(facts))  # the number of the group of each image
+    kinds: dict[int, set[Kind]] = {}  # of the links in each group of copies
+    for link in links:
+        kinds.setdefault(twins[link.first], set()).add(link.kind)
+    members: dict[int, list[int]] = {group: [] for group in kinds}
+    for i, group in enumerate(twins):
+        if group in members:
+            members[group].append(i)
+    copies = []
+    for group, images in members.items():
+        kind = max(kinds[group], key=get_args(Kind).index)  # the kinds are in order of decreasing similarity
+        splits = {readable.splits[i] for i in images}
+        names = {readable.name_of(i) for i in images} - {UNLABELLED}
+        copies.append(Copies(tuple(images), kind, is_leak=len(splits) > 1, is_conflict=len(names) > 1))
+
     findings = [
         *check_files(table, unreadable),
         *check_copies(readable, copies),
@@ -445,24 +459,6 @@ def _find_links(
         if link.kind != "mirrored" or has_common_label:
             copies.append(link)
     return copies, len(links) - len(copies), depth
-
-
-def _copies(table: ImageTable, links: Sequence[Link], group_of: Sequence[int]) -> list[Copies]:
-    """Return the groups of linked images. `group_of` is the number of the group of each image."""
-    kinds: dict[int, set[Kind]] = {}  # by group
-    for link in links:
-        kinds.setdefault(group_of[link.first], set()).add(link.kind)
-    members: dict[int, list[int]] = {group: [] for group in kinds}
-    for i, group in enumerate(group_of):
-        if group in members:
-            members[group].append(i)
-    groups = []
-    for group, images in members.items():
-        kind = max(kinds[group], key=get_args(Kind).index)  # the kinds are in order of decreasing similarity
-        splits = {table.splits[i] for i in images}
-        names = {table.name_of(i) for i in images} - {UNLABELLED}
-        groups.append(Copies(tuple(images), kind, is_leak=len(splits) > 1, is_conflict=len(names) > 1))
-    return groups
 
 
 def _range(values: Sequence[float]) -> dict[str, float]:

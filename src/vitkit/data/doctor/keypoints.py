@@ -152,27 +152,23 @@ def _pyramid(canvas: Grey) -> _Pyramid:
         # The differences of unsigned numbers wrap around, and are right when they are read as signed numbers.
         np.subtract(level[0], images, out=change[0].view(np.uint16))
         np.subtract(level[1], level[0], out=change[1].view(np.uint16))
-        extrema.append(_extrema(change) + start)
+
+        # The values whose absolute value is the largest within two rows and columns.
+        magnitude = np.abs(change.reshape(-1))
+        largest = magnitude
+        for stride in (1, w):
+            for shift in (stride, 2 * stride, stride):  # the largest of two values, of four, of five
+                largest = np.maximum(largest[:-shift], largest[shift:])
+        middle = 2 * w + 2  # from the first of 5 x 5 positions to the one in the middle
+        is_extremum = (largest == magnitude[middle : middle + len(largest)]) & (largest > _MIN_CONTRAST)
+        at = np.flatnonzero(is_extremum) + middle
+        row, column = at // w % h, at % w
+        extrema.append(at[(column >= 2) & (column < w - 2) & (row >= 2) & (row < h - 2)] + start)
+
         levels += [(start + i * images.size, h, w, 2**octave) for i in range(2)]
         start = span.stop
         images = level[1, :, ::2, ::2]
     return _Pyramid(blurred, differences, np.array(levels), np.concatenate(extrema))
-
-
-def _extrema(change: npt.NDArray[np.int16]) -> Ints:
-    """Return the flat indices of the values whose absolute value is the largest within two rows and columns."""
-    h, w = change.shape[-2:]
-    magnitude = np.abs(change.reshape(-1))
-    # The largest value of five neighbours in a row, then of five such rows. It is stored at their first position.
-    largest = magnitude
-    for stride in (1, w):
-        for shift in (stride, 2 * stride, stride):  # the largest of two values, of four, of five
-            largest = np.maximum(largest[:-shift], largest[shift:])
-    middle = 2 * w + 2  # from the first of 5 x 5 positions to the one in the middle
-    is_extremum = (largest == magnitude[middle : middle + len(largest)]) & (largest > _MIN_CONTRAST)
-    at = np.flatnonzero(is_extremum) + middle
-    row, column = at // w % h, at % w
-    return at[(column >= 2) & (column < w - 2) & (row >= 2) & (row < h - 2)]
 
 
 def _smooth(images: Fine, distance: int = 1) -> Fine:

@@ -54,20 +54,20 @@ def find_groups(table: ImageTable) -> tuple[str, dict[str, list[int]]] | None:
             if match is not None:
                 groups.setdefault(match[1], []).append(i)
         groups = {name: images for name, images in groups.items() if len(images) > 1 and name not in classes}
-        numbered = sum(_is_numbered(expression, table.paths[images[0]]) for images in groups.values())
+
+        # Count the groups whose names have a digit that does not belong to a date or a class.
+        numbered = 0
+        for images in groups.values():
+            path = table.paths[images[0]]
+            match = expression.search(path)
+            if match is not None:
+                without_dates = _NO_GROUP.sub(lambda date: "-" * len(date[0]), path)
+                name = without_dates[match.start(1) : match.end(1)].rpartition("/")[2]
+                numbered += re.search(r"\d", name) is not None
+
         if 2 * numbered < len(groups) and "frame" not in pattern:  # frames of a video may have a name without digits
             continue
         grouped_images = sum(len(images) for images in groups.values())
         if len(groups) >= min_count and grouped_images >= _MIN_FRACTION * len(table):
             return pattern, groups
     return None
-
-
-def _is_numbered(pattern: re.Pattern[str], path: str) -> bool:
-    """Return whether the group's name in a path has a digit that does not belong to a date or a class."""
-    match = pattern.search(path)
-    if match is None:
-        return False
-    without_dates = _NO_GROUP.sub(lambda date: "-" * len(date[0]), path)
-    name = without_dates[match.start(1) : match.end(1)].rpartition("/")[2]
-    return re.search(r"\d", name) is not None
