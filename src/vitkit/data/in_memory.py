@@ -137,14 +137,26 @@ def open_in_memory(picture: PictureInMemory, short_side: int | None = None) -> I
 
     Raises:
         UnreadableImageError: the picture is a PIL image whose file is damaged or closed.
-        VitkitError: the picture cannot be converted (`as_image`).
+        VitkitError: the picture cannot be converted (`as_image`), or images of its mode cannot be encoded.
     """
     image = as_image(picture.image, picture.name)
     if not all(image.size):
         raise UnreadableImageError("data.image-empty", "it has no pixels")
     # The range of such numbers is stated in the tags of a file, so these images are encoded and decoded as a file.
     if image.mode.startswith(("I", "F")):
-        with picture_of(picture.name, short_side, as_file(image)) as decoded:
+        data = io.BytesIO()
+        try:
+            exif = image.getexif()
+            # Only a PNG can hold 16 bits with transparency; RGBA has 8 bits.
+            is_transparent_16_bit = image.has_transparency_data and image.mode == "I;16"
+            if image.has_transparency_data and not is_transparent_16_bit:
+                image = image.convert("RGBA")
+            image.save(data, "PNG" if is_transparent_16_bit else "TIFF", exif=exif)
+        except (OSError, ValueError, KeyError) as error:
+            raise VitkitError(
+                "data.image-mode", f"a picture of mode {image.mode} cannot be read; convert it to RGB"
+            ) from error
+        with picture_of(picture.name, short_side, data.getvalue()) as decoded:
             yield decoded
         return
     try:
@@ -156,27 +168,6 @@ def open_in_memory(picture: PictureInMemory, short_side: int | None = None) -> I
     except Exception as error:  # a PIL image reads its file only now
         raise UnreadableImageError("data.image-unreadable", reason(picture.name, error, b"file")) from error
     yield Picture(rgb, str(image.format or "memory"), image.mode, rgb.width, rgb.height, is_animated=False, doubt=doubt)
-
-
-def as_file(image: Image.Image) -> bytes:
-    """Encode a PIL image as the bytes of a lossless file, which the decoder for files (`decode`) can read.
-
-    Raises:
-        VitkitError: images of this mode cannot be encoded.
-    """
-    data = io.BytesIO()
-    try:
-        exif = image.getexif()
-        # Only a PNG can hold 16 bits with transparency; RGBA has 8 bits.
-        is_transparent_16_bit = image.has_transparency_data and image.mode == "I;16"
-        if image.has_transparency_data and not is_transparent_16_bit:
-            image = image.convert("RGBA")
-        image.save(data, "PNG" if is_transparent_16_bit else "TIFF", exif=exif)
-    except (OSError, ValueError, KeyError) as error:
-        raise VitkitError(
-            "data.image-mode", f"a picture of mode {image.mode} cannot be read; convert it to RGB"
-        ) from error
-    return data.getvalue()
 
 
 def _is_tensor(source: object) -> bool:

@@ -429,7 +429,21 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
     """Convert wide, signed or floating-point samples to 8-bit grey. Also return why the brightness may be wrong."""
-    low, high, are_finite = _extrema(image, samples)
+    # The smallest and the largest finite number, or twice 0 if there is none. Pixels without data are left out.
+    low, high, are_finite = math.inf, -math.inf, True
+    for _, strip in _strips(image):
+        numbers = _values(strip, samples)
+        if numbers.dtype.kind == "f":
+            is_finite = np.isfinite(numbers)
+            is_left_out = np.isnan(numbers) if samples.no_data is not None else False
+            are_finite = are_finite and bool(np.all(is_finite | is_left_out))
+            numbers = numbers[is_finite]
+        if numbers.size:
+            low = min(low, float(numbers.min()))
+            high = max(high, float(numbers.max()))
+    if low > high:
+        low = high = 0.0
+
     if is_png and samples.high is not None:
         # The standard demands that the significant bits of the numbers are the upper ones of 16. White is then 65,535
         # as always. But some programs use the lower bits, so that white is the largest number of `significant` bits.
@@ -439,6 +453,7 @@ def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Ima
             used_bits |= int(np.bitwise_or.reduce(np.asarray(strip).astype(np.int64), axis=None))
         if used_bits >= 2**significant or used_bits % 2 ** (16 - significant) == 0:
             samples = replace(samples, high=None)
+
     black, white, doubt = _range(samples, low, high)
     grey = Image.new("L", image.size)
     for top, strip in _strips(image):
@@ -454,25 +469,6 @@ def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Ima
     if doubt is None and not are_finite:
         doubt = "some of its numbers are not finite"
     return grey, doubt
-
-
-def _extrema(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
-    """Return the smallest and the largest finite sample, or twice 0 if there is none, and whether all are finite.
-
-    Pixels without data are left out.
-    """
-    low, high, are_finite = math.inf, -math.inf, True
-    for _, strip in _strips(image):
-        values = _values(strip, samples)
-        if values.dtype.kind == "f":
-            is_finite = np.isfinite(values)
-            has_no_data = np.isnan(values) if samples.no_data is not None else False
-            are_finite = are_finite and bool(np.all(is_finite | has_no_data))
-            values = values[is_finite]
-        if values.size:
-            low = min(low, float(values.min()))
-            high = max(high, float(values.max()))
-    return (low, high, are_finite) if low <= high else (0.0, 0.0, are_finite)
 
 
 def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:

@@ -166,13 +166,11 @@ def _plan(table: ImageTable, size: int) -> _ShardPlan:
 
 def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
     """Distribute the images over shards of at most `size` bytes."""
-
-    def sort_key(row: int) -> tuple[int, bytes]:
-        split = table.splits[row]
-        digest = hashlib.sha256(table.paths[row].encode("utf-8", "surrogateescape")).digest()
-        return -1 if split is None else SPLITS.index(split), digest
-
-    order = sorted(range(len(table)), key=sort_key)
+    keys: list[tuple[int, bytes]] = []  # the images are sorted by these
+    for path, split in zip(table.paths, table.splits, strict=True):
+        digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()
+        keys.append((-1 if split is None else SPLITS.index(split), digest))
+    order = sorted(range(len(table)), key=lambda row: keys[row])
     members: list[_ShardMember] = []
     count = 0
     for number, row in enumerate(order):
