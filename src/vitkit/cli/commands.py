@@ -124,7 +124,13 @@ class Verb:
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         spelling = {parameter.name: _flags_of(parameter.name)[0] for parameter in offered.fields}
         spelling |= _command_line_names(function, self.flags)
-        command.__doc__ = _in_flags(_description_of(function), spelling)
+
+        # The help is the docstring up to `Args:`, without code and without paragraphs for callers from Python.
+        text = (inspect.getdoc(inspect.unwrap(function)) or "").partition("\nArgs:\n")[0].rstrip()
+        paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
+        description = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
+        description = re.sub(r"(Example: .*)`\.$", r"\1`", description)  # without the full stop
+        command.__doc__ = _in_flags(description, spelling)
         return command
 
 
@@ -384,7 +390,16 @@ class _Parameters:
         """Read the signature, the docstring and the classes of options of a function."""
         offered = cls()
         hints = hints_of(function)
-        sentences = _sentences_about_parameters(function)
+
+        # The first sentence about each parameter in the section `Args:` of the docstring.
+        doc = inspect.getdoc(inspect.unwrap(function)) or ""
+        section = re.split(r"\n\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
+        _, *parts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)  # names and texts in turn
+        sentences = {}
+        for name, text in zip(parts[::2], parts[1::2], strict=True):
+            sentence = re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join(text.split()))[0]
+            sentences[name] = sentence[:1].upper() + sentence[1:]  # a name in backticks stays as it is
+
         spelling = _command_line_names(function, verb.flags)
         for parameter in inspect.signature(inspect.unwrap(function)).parameters.values():
             name = parameter.name
@@ -443,26 +458,6 @@ def _recipe_of(recipe: str | None, sets: Sequence[str], options: _Values) -> Any
         return recipe
     changes = Recipe.of({**options, **values_set})
     return changes if recipe is None else Recipe.load(recipe).updated(changes)
-
-
-def _description_of(function: _Function) -> str:
-    """Return the docstring up to `Args:`, without code and without paragraphs for callers from Python."""
-    text = (inspect.getdoc(inspect.unwrap(function)) or "").partition("\nArgs:\n")[0].rstrip()
-    paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
-    description = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
-    return re.sub(r"(Example: .*)`\.$", r"\1`", description)  # without the full stop
-
-
-def _sentences_about_parameters(function: _Function) -> dict[str, str]:
-    """Return the first sentence about each parameter in the section `Args:` of the docstring."""
-    doc = inspect.getdoc(inspect.unwrap(function)) or ""
-    section = re.split(r"\n\n(?=\S)", doc.partition("\nArgs:\n")[2])[0]
-    _, *parts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)  # names and texts in turn
-    sentences = {}
-    for name, text in zip(parts[::2], parts[1::2], strict=True):
-        sentence = re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join(text.split()))[0]
-        sentences[name] = sentence[:1].upper() + sentence[1:]  # a name in backticks stays as it is
-    return sentences
 
 
 def _from_parameter(parameter: inspect.Parameter, kind: Any, text: str, verb: Verb) -> inspect.Parameter:

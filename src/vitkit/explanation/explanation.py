@@ -363,28 +363,26 @@ class Explanation:
         ]
         if len(self.methods) > 1:
             body.append(panel("Methods", self.thumbnails()))
-        body.append(panels(*(self._map_panel(method) for method in self.maps)))
+
+        map_panels = []
+        for method, values in self.maps.items():
+            text = escape(methods_for(is_network=self.is_network)[method].description)
+            flat = draw.describe_flat(values)
+            if flat:
+                text += f" <b>Here it is {flat}.</b>"
+            overlay = image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")
+            heatmap = image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png")
+            map_panels.append(panel(method, overlay, f"<p>{text}</p>", folded("By patch", heatmap), name=method))
+        body.append(panels(*map_panels))
+
         if self.heads is not None:
-            body.append(self._heads_panel())
+            parts = [f"<p>{escape(METHODS[HEADS].description)}</p>"]
+            for layer, picture in self._head_sheets().items():
+                sheet = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
+                parts.append(folded(f"The heads of layer {layer}", sheet, is_open=len(self.layers) == 1))
+            parts.append(folded("All heads by patch", image(HEADS, draw.to_png(self._draw(HEADS)), "png")))
+            body.append(panel(HEADS, *parts, name=HEADS))
         write_page(path, self.title, body)
-
-    def _map_panel(self, method: str) -> str:
-        values = self.maps[method]
-        text = escape(methods_for(is_network=self.is_network)[method].description)
-        flat = draw.describe_flat(values)
-        if flat:
-            text += f" <b>Here it is {flat}.</b>"
-        overlay = image(method, draw.thumbnail(self.overlay(method, ON_PAGE), ON_PAGE), "jpeg")
-        heatmap = image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png")
-        return panel(method, overlay, f"<p>{text}</p>", folded("By patch", heatmap), name=method)
-
-    def _heads_panel(self) -> str:
-        parts = [f"<p>{escape(METHODS[HEADS].description)}</p>"]
-        for layer, picture in self._head_sheets().items():
-            sheet = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
-            parts.append(folded(f"The heads of layer {layer}", sheet, is_open=len(self.layers) == 1))
-        parts.append(folded("All heads by patch", image(HEADS, draw.to_png(self._draw(HEADS)), "png")))
-        return panel(HEADS, *parts, name=HEADS)
 
     def _thumbnail(self, long_side: int) -> bytes:  # the photograph without a map, as a JPEG file
         photograph, _ = draw.fit(self.photograph, self.box, long_side)

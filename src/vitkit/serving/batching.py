@@ -111,9 +111,19 @@ class Workers:
                 return
             computation, items = batch
             _compute_answers(computation, items)
+            complete = list[_PendingRequest]()  # the requests whose items are now all answered
             with self._changed:
                 self.working -= len(items)
-            self._complete_requests(items)
+                for item in items:
+                    item.request.unanswered -= 1
+                    if not item.request.unanswered:
+                        complete.append(item.request)
+            for request in complete:
+                with suppress(InvalidStateError):  # the client has disconnected
+                    if request.error is not None:
+                        request.future.set_exception(request.error)
+                    else:
+                        request.future.set_result(request.answers)
 
     def _next_batch(self) -> tuple[Computation, list[_Item]] | None:
         """Wait for the next batch and remove its items from the queue; return None if no more items will arrive."""
@@ -138,21 +148,6 @@ class Workers:
                 if items:
                     self.working += len(items)
                     return computation, items
-
-    def _complete_requests(self, items: Sequence[_Item]) -> None:
-        """Complete the requests whose items are now all answered."""
-        complete = list[_PendingRequest]()
-        with self._changed:
-            for item in items:
-                item.request.unanswered -= 1
-                if not item.request.unanswered:
-                    complete.append(item.request)
-        for request in complete:
-            with suppress(InvalidStateError):  # the client has disconnected
-                if request.error is not None:
-                    request.future.set_exception(request.error)
-                else:
-                    request.future.set_result(request.answers)
 
 
 @dataclass

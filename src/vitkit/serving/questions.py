@@ -196,23 +196,23 @@ def _read_json(body: bytes) -> tuple[list[Upload], dict[str, str]]:
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise BadRequestError("serving.option-invalid", 400, f"{name!r:.80} must be text or a number")
         options[name] = str(value)
-    return [_json_image(image, number) for number, image in enumerate(images, 1)], options
 
-
-def _json_image(image: object, number: int) -> Upload:
-    """Read a picture from base64 text, or from an object with this text as `data` and perhaps a name as `path`."""
-    path: object = f"image {number}"
-    data = image
-    if isinstance(image, dict) and image.keys() <= {"path", "data"}:
-        path = image.get("path", path)
-        data = image.get("data")
-    if not isinstance(data, str) or not isinstance(path, str):
-        reason = f'image {number} must be base64 text, or {{"path": ..., "data": base64 text}}'
-        raise BadRequestError("serving.image-invalid", 400, reason)
-    if data.startswith("data:"):  # a URL with a type before the text
-        data = data.partition(",")[2]
-    try:
-        content = base64.b64decode(data.encode("ascii").translate(None, b" \r\n\t"), validate=True)
-    except (binascii.Error, UnicodeEncodeError) as error:
-        raise BadRequestError("serving.image-invalid", 400, f"image {number} is not base64") from error
-    return Upload(path[:_MAX_NAME].encode("utf-8", "replace").decode(), content)
+    # Each picture is base64 text, or an object with this text as `data` and perhaps a name as `path`.
+    uploads = list[Upload]()
+    for number, image in enumerate(images, 1):
+        path: object = f"image {number}"
+        data = image
+        if isinstance(image, dict) and image.keys() <= {"path", "data"}:
+            path = image.get("path", path)
+            data = image.get("data")
+        if not isinstance(data, str) or not isinstance(path, str):
+            reason = f'image {number} must be base64 text, or {{"path": ..., "data": base64 text}}'
+            raise BadRequestError("serving.image-invalid", 400, reason)
+        if data.startswith("data:"):  # a URL with a type before the text
+            data = data.partition(",")[2]
+        try:
+            content = base64.b64decode(data.encode("ascii").translate(None, b" \r\n\t"), validate=True)
+        except (binascii.Error, UnicodeEncodeError) as error:
+            raise BadRequestError("serving.image-invalid", 400, f"image {number} is not base64") from error
+        uploads.append(Upload(path[:_MAX_NAME].encode("utf-8", "replace").decode(), content))
+    return uploads, options

@@ -95,7 +95,18 @@ def bench(
         VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains
             files.
     """
-    sizes = _parse_batch_sizes(batch_sizes)
+    if isinstance(batch_sizes, str):
+        text = batch_sizes
+    else:
+        text = ",".join(map(str, [batch_sizes] if isinstance(batch_sizes, int) else batch_sizes))
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise VitkitError(
+            "verbs.option-invalid",
+            f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32",
+        )
+    sizes = sorted(set(map(int, parts)))
+
     requested = None if backends is None else _split_choices("--backends", backends, backend_names())
     wanted = _split_choices("--precisions", precisions, PRECISIONS)
     folder = path_of(out)
@@ -113,21 +124,6 @@ def bench(
             result.save(folder / "bench.csv")
             result.save(folder / "bench.png")
     return result
-
-
-def _parse_batch_sizes(batch_sizes: str | int | Sequence[int]) -> list[int]:
-    """Return different batch sizes in ascending order."""
-    if isinstance(batch_sizes, str):
-        text = batch_sizes
-    else:
-        text = ",".join(map(str, [batch_sizes] if isinstance(batch_sizes, int) else batch_sizes))
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise VitkitError(
-            "verbs.option-invalid",
-            f"--batch-sizes {text!r} must be whole numbers above 0, separated by commas, such as 1,8,32",
-        )
-    return sorted(set(map(int, parts)))
 
 
 def _bench_backends(

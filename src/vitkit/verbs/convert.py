@@ -128,11 +128,32 @@ def _write(classifier: Classifier, destination: Path, kind: str) -> None:
 
     If anything fails, the destination keeps its previous content.
     """
-    from vitkit.weights.formats.export import write
+    from vitkit.model.build import stored_weights, vit_of
+    from vitkit.weights import inspect
+    from vitkit.weights.formats.export import calibrated_tensors, write
 
     with staged(destination) as written:
         write(classifier, written, kind)
-        _compare(classifier, written, kind)
+
+        # Read it back, and compare.
+        options: dict[str, Any] = {}
+        if written.suffix in (".pth", ".pt"):  # these files do not record the number of heads
+            options["heads"] = vit_of(classifier.model, kind).config.heads
+        try:
+            plan = inspect(written, **options)
+        except VitkitError as error:
+            reason = f"nothing was written, because it could not be read back: {error}"
+            raise VitkitError(error.code, reason) from error
+        expected = stored_weights(classifier.model) if kind == VITKIT else calibrated_tensors(classifier)
+        differing = [name for name in expected if name not in plan.read or not plan.read[name]().equal(expected[name])]
+        if plan.thresholds != classifier.thresholds:
+            differing.append("thresholds")
+        if differing:
+            raise VitkitError(
+                "verbs.tensor-differs",
+                f"nothing was written to {written}, because {differing[0]} differs when it is read back",
+            )
+
         for file in filter(Path.is_file, (written, *written.rglob("*"))):  # on the disk before the old file is gone
             with file.open("rb+") as opened:
                 os.fsync(opened.fileno())
@@ -145,26 +166,3 @@ def _write(classifier: Classifier, destination: Path, kind: str) -> None:
             if previous.is_dir():
                 previous.replace(destination)
             raise
-
-
-def _compare(classifier: Classifier, written: Path, kind: str) -> None:
-    from vitkit.model.build import stored_weights, vit_of
-    from vitkit.weights import inspect
-    from vitkit.weights.formats.export import calibrated_tensors
-
-    options: dict[str, Any] = {}
-    if written.suffix in (".pth", ".pt"):  # these files do not record the number of heads
-        options["heads"] = vit_of(classifier.model, kind).config.heads
-    try:
-        plan = inspect(written, **options)
-    except VitkitError as error:
-        raise VitkitError(error.code, f"nothing was written, because it could not be read back: {error}") from error
-    expected = stored_weights(classifier.model) if kind == VITKIT else calibrated_tensors(classifier)
-    differing = [name for name in expected if name not in plan.read or not plan.read[name]().equal(expected[name])]
-    if plan.thresholds != classifier.thresholds:
-        differing.append("thresholds")
-    if differing:
-        raise VitkitError(
-            "verbs.tensor-differs",
-            f"nothing was written to {written}, because {differing[0]} differs when it is read back",
-        )

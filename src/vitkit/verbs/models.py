@@ -62,24 +62,26 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
             "`vitkit models PATTERN --weights` and `vitkit models 'timm:PATTERN'` search published weights and timm's "
             "networks",
         )
-    rows = [{"name": name, **_sizes(config_for(name))} for name in names]
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        config = config_for(name)
+        rows.append(
+            {
+                "name": name,
+                "layers": config.layers,
+                "hidden_size": config.hidden_size,
+                "mlp_size": config.mlp_size,
+                "heads": config.heads,
+                "patches": f"{config.grid[0]}x{config.grid[1]}",
+                "classes": config.num_classes,
+                "parameters": count_parameters(config),
+            }
+        )
     cells = [["name", "layers", "hidden", "MLP", "heads", "patches", "classes", "parameters"]]
     for row in rows:
         printed = {**row, "parameters": f"{row['parameters']:,}"}
         cells.append([str(value) for value in printed.values()])
     return _result(names, "models", aligned(cells), rows)
-
-
-def _sizes(config: ViTConfig) -> dict[str, Any]:
-    return {
-        "layers": config.layers,
-        "hidden_size": config.hidden_size,
-        "mlp_size": config.mlp_size,
-        "heads": config.heads,
-        "patches": f"{config.grid[0]}x{config.grid[1]}",
-        "classes": config.num_classes,
-        "parameters": count_parameters(config),
-    }
 
 
 def _networks_of(library: str, part: str) -> Result:
@@ -108,7 +110,23 @@ def _published_weights(pattern: str) -> Result:
             f"no published weights match {pattern!r}; `vitkit models --weights` lists all {len(catalog.names())}, "
             "and any OWNER/NAME of the Hugging Face hub may be tried",
         )
-    cells = [_cells(row) for row in rows]
+    cells = [  # of the printed table, by heading
+        {
+            "name": row["name"],
+            "family": row["family"],
+            "data": row["data"],
+            "licence": row["licence"],
+            "gated": {True: "yes", False: "no", None: ""}[row["gated"]],
+            "million": "" if row["parameters"] is None else f"{row['parameters'] / 1e6:.1f}",
+            "GMACs": "" if row["gmacs"] is None else f"{row['gmacs']:.1f}",
+            "pixels": str(row["pixels"]),
+            "timm's": row["timm_pixels"] or "",
+            "classes": row["classes"],
+            "top-1": "" if row["top1"] is None else f"{row['top1']:.2f}",
+            "source": "" if row["source"] is None else f"{row['measured']}; {row['source']}",
+        }
+        for row in rows
+    ]
     lines = aligned([list(cells[0]), *(list(row.values()) for row in cells)])
     others = sum(row["timm_pixels"] == "other" for row in rows)
     if others:
@@ -116,24 +134,6 @@ def _published_weights(pattern: str) -> Result:
             f"{others} have the preprocessing of their authors, which differs from timm's: timm:NAME uses timm's"
         )
     return _result([row["name"] for row in rows], "published weights", lines, rows, {"weights": rows})
-
-
-def _cells(row: dict[str, Any]) -> dict[str, str]:
-    """Format the facts about published weights as the cells of the printed table, by heading."""
-    return {
-        "name": row["name"],
-        "family": row["family"],
-        "data": row["data"],
-        "licence": row["licence"],
-        "gated": {True: "yes", False: "no", None: ""}[row["gated"]],
-        "million": "" if row["parameters"] is None else f"{row['parameters'] / 1e6:.1f}",
-        "GMACs": "" if row["gmacs"] is None else f"{row['gmacs']:.1f}",
-        "pixels": str(row["pixels"]),
-        "timm's": row["timm_pixels"] or "",
-        "classes": row["classes"],
-        "top-1": "" if row["top1"] is None else f"{row['top1']:.2f}",
-        "source": "" if row["source"] is None else f"{row['measured']}; {row['source']}",
-    }
 
 
 def _result(

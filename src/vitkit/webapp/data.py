@@ -75,7 +75,13 @@ class Suggestions:
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "suggestions.csv"
                 run_vitkit(["predict", str(self.workspace.run_folder(run)), *sources], out)
-                return _read_suggestions(out, number_of)
+                suggestions = {}
+                with out.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+                    for cells in csv.DictReader(text):
+                        row = {name: restored(cell or "") for name, cell in cells.items()}
+                        if row["path"] in number_of and row["label"] and row["confidence"]:  # not an unreadable one
+                            suggestions[number_of[row["path"]]] = (row["label"], float(row["confidence"]))
+            return suggestions
 
         self.work.start((state.version, run), predict)
 
@@ -88,17 +94,6 @@ class Suggestions:
         if predicted is not None:
             predicted = {i: suggestion for i, suggestion in predicted.items() if state.labels[i] == UNLABELLED}
         return {**self.work.to_dict(), "run": run, "version": state.version, "found": predicted}
-
-
-def _read_suggestions(file: Path, number_of: Mapping[str, int]) -> _Predicted:
-    """Read the predictions for the photographs in `number_of`, the numbers by path; skip those that are unreadable."""
-    suggestions = {}
-    with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-        for cells in csv.DictReader(text):
-            row = {name: restored(cell or "") for name, cell in cells.items()}
-            if row["path"] in number_of and row["label"] and row["confidence"]:
-                suggestions[number_of[row["path"]]] = (row["label"], float(row["confidence"]))
-    return suggestions
 
 
 def diagnose(state: State) -> dict[str, Any]:

@@ -163,7 +163,13 @@ def router(workspace: Workspace) -> APIRouter:
         with suppress(VitkitError, OSError):  # the last row is just being written
             metrics = read_metrics(folder / METRICS)
         output = [] if job is None else _tail(jobs.log(job))
-        shown = {"metrics": metrics, "step": _step(output), "log": _tail(folder / LOG) or output}
+
+        step: dict[str, Any] | None = None  # the progress that was printed last, unless something else followed
+        match = PROGRESS.fullmatch(output[-1]) if output else None
+        if match is not None and match["total"] is not None:
+            step = {"what": match["what"], "done": int(match["done"]), "total": int(match["total"])}
+
+        shown = {"metrics": metrics, "step": step, "log": _tail(folder / LOG) or output}
         return {**_summary(workspace, jobs, name, job), **shown}
 
     @routes.post("/runs/{name}/stop")
@@ -183,14 +189,6 @@ def router(workspace: Workspace) -> APIRouter:
         return {"run": name}
 
     return routes
-
-
-def _step(output: list[str]) -> dict[str, Any] | None:
-    """Return the progress that a training printed last; None if it has printed something else since."""
-    match = PROGRESS.fullmatch(output[-1]) if output else None
-    if match is None or match["total"] is None:
-        return None
-    return {"what": match["what"], "done": int(match["done"]), "total": int(match["total"])}
 
 
 def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str], list[str]]:
@@ -217,22 +215,20 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
         arguments += ["--time", request.time]
     if request.split_from:
         earlier_run = workspace.run_folder(request.split_from)
-        if is_cross_tested(earlier_run) and not _can_cross_test(workspace, request):
-            reason = (
-                f"{earlier_run.name} tested every photograph by a last layer that was trained without it. To test in "
-                "the same way, train only the last layer (or choose Automatic), and begin from a model that does not "
-                "know the photographs; or draw a new split, whose figures cannot be compared"
-            )
-            raise VitkitError("webapp.run-cross-tested", reason)
+        if is_cross_tested(earlier_run):
+            # Only a new head, on a model that has not learned from these photographs, can be tested in the same way.
+            can_cross_test = False
+            if request.weights != _FROM_SCRATCH and request.method in ("auto", "probe"):
+                can_cross_test = find_offer(workspace, request.weights).kind != "run"
+            if not can_cross_test:
+                reason = (
+                    f"{earlier_run.name} tested every photograph by a last layer that was trained without it. To test "
+                    "in the same way, train only the last layer (or choose Automatic), and begin from a model that "
+                    "does not know the photographs; or draw a new split, whose figures cannot be compared"
+                )
+                raise VitkitError("webapp.run-cross-tested", reason)
         arguments += ["--split-from", str(earlier_run)]
     return arguments, labels.describe_lost(workspace.labels.name)
-
-
-def _can_cross_test(workspace: Workspace, request: TrainingRequest) -> bool:
-    """Return whether a training is of a new head only, on a model that has not learned from these photographs."""
-    if request.weights == _FROM_SCRATCH or request.method not in ("auto", "probe"):
-        return False
-    return find_offer(workspace, request.weights).kind != "run"
 
 
 def _job_and_run_names(workspace: Workspace, job_names: Iterable[str]) -> list[str]:

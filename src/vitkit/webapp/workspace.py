@@ -132,11 +132,8 @@ class Labels:
         lost = [edit for edit in self._written if edit not in now]
         for edit in lost:
             del self._written[edit]
-        if lost and new:  # an older copy was edited and saved; if rows were only deleted, they stay deleted
-            self._restore(lost, new)
-
-    def _restore(self, lost: Sequence[Edit], new: Collection[Edit]) -> None:
-        """Append lost rows again, except those of photographs with a new label, and tell the user."""
+        if not lost or not new:  # rows were only deleted, and no older copy was edited and saved
+            return
 
         def full_path(edit: Edit) -> str:
             return os.path.normpath(self._root / edit.path.strip())
@@ -152,12 +149,6 @@ class Labels:
             photographs = plural(len(lost) - len(restored), "photograph", "photographs")
             note += f"; of {photographs} the newer label holds"
         self._news.append(note)
-
-
-def _has_classes(run: Path) -> bool:
-    with suppress(OSError, VitkitError, AttributeError):  # a damaged model is listed, so that its page says so
-        return bool(read_json(run / DESCRIPTION).get("classes"))
-    return True
 
 
 @dataclass(frozen=True)
@@ -204,7 +195,14 @@ class Workspace:
 
     def classifier_names(self) -> list[str]:
         """List the names of the runs whose model can classify, the newest first; a pre-trained model has no classes."""
-        return [name for name in self.model_names() if _has_classes(self.runs / name)]
+        names = []
+        for name in self.model_names():
+            has_classes = True
+            with suppress(OSError, VitkitError, AttributeError):  # a damaged model is listed, so that its page says so
+                has_classes = bool(read_json(self.runs / name / DESCRIPTION).get("classes"))
+            if has_classes:
+                names.append(name)
+        return names
 
 
 def make_numbered_folder(parent: Path, name: str, taken: Collection[str] = ()) -> Path:
@@ -257,7 +255,18 @@ def open_workspace(
             reason = f"the run {source} does not lie in --runs {folder}: leave --runs out"
             raise VitkitError("webapp.runs-invalid", reason)
         first_run = run.name
-        photographs = _photographs_of_run(folder_or_run)
+
+        # The photographs of the run may be a folder or an archive.
+        if not (folder_or_run / SPLIT).is_file():
+            reason = f"{folder_or_run} does not record what it was trained on: it has no {SPLIT}; name the photographs"
+            raise VitkitError("webapp.split-missing", reason)
+        root = folder_or_run / split_from_file(folder_or_run / SPLIT).root  # the root may be absolute
+        if not root.is_dir() and storage_at(root) is None:
+            advice = "open the folder of photographs instead of the run"
+            reason = f"the photographs of {folder_or_run} are no longer in {root}: {advice}"
+            raise VitkitError("webapp.folder-missing", reason)
+        photographs = root.resolve()
+
     file = label_file_of(photographs) if labels is None else Path(labels)
     for flag, path in (("--runs", folder), ("--labels", file)):
         if path.resolve().is_relative_to(photographs):
@@ -269,19 +278,6 @@ def open_workspace(
     if file.suffix.lower() != ".csv":
         raise VitkitError("webapp.labels-invalid", f"--labels {file} must end in .csv")
     return Workspace(photographs, _absolute(folder), _absolute(file), weights, first_run)
-
-
-def _photographs_of_run(run: Path) -> Path:
-    """Return the folder or archive of the photographs on which a run was trained."""
-    if not (run / SPLIT).is_file():
-        reason = f"{run} does not record what it was trained on: it has no {SPLIT}; name the photographs"
-        raise VitkitError("webapp.split-missing", reason)
-    root = run / split_from_file(run / SPLIT).root  # the root may be absolute
-    if not root.is_dir() and storage_at(root) is None:
-        advice = "open the folder of photographs instead of the run"
-        reason = f"the photographs of {run} are no longer in {root}: {advice}"
-        raise VitkitError("webapp.folder-missing", reason)
-    return root.resolve()
 
 
 def label_file_of(photographs: Path) -> Path:
