@@ -180,8 +180,13 @@ def with_labels(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluati
     number_of = {name: i for i, name in enumerate(evaluation.classes)}
     labels = evaluation.labels.copy()
     for i, path in enumerate(evaluation.paths):
-        if path in names_of:
-            labels[i] = evaluation.label_row([number_of[name] for name in names_of[path]])
+        if path not in names_of:
+            continue
+        numbers = [number_of[name] for name in names_of[path]]
+        if isinstance(evaluation, MultiEvaluation):
+            labels[i] = np.isin(np.arange(len(evaluation.classes)), numbers)
+        else:
+            labels[i] = numbers[0]  # exactly one
     return replace(evaluation, labels=labels)
 
 

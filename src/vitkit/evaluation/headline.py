@@ -178,7 +178,24 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         )
     if split == "train":
         yield Caveat("trained_on", "training images: the figure says nothing about others")
-    yield from _caveats_of_seen(numbers)
+
+    # The weights had seen some of the images, or may have.
+    seen = numbers.get("seen", {})  # None if nothing is recorded of what the weights had seen
+    if seen is None:
+        if split != "train":
+            yield Caveat("unrecorded", UNRECORDED)
+        seen = {}
+    count = seen.get("images", 0)
+    if count and split != "train":
+        if numbers["without_seen"] is None:
+            kind = "images" if split == "all" else f"{split} images"
+            text = f"the weights had seen all {count} {kind}"
+        else:
+            text = f"without {count} that the weights had seen"
+        yield Caveat("seen", f"{text}; with them {numbers['with_seen']['accuracy']:.4f}")
+    if seen.get("doubt"):
+        yield Caveat("unrecorded", seen["doubt"])
+
     for problem in numbers.get("problems", ()):
         yield Caveat("problem", problem)
     yield from _caveats_of_labels(numbers)
@@ -199,26 +216,6 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     precision = numbers.get("precision", "float32")
     if precision != "float32":
         yield Caveat("precision", f"computed in {precision}")
-
-
-def _caveats_of_seen(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
-    # The weights had seen some of the images, or may have.
-    split = numbers["split"]
-    seen = numbers.get("seen", {})  # None if nothing is recorded of what the weights had seen
-    if seen is None:
-        if split != "train":
-            yield Caveat("unrecorded", UNRECORDED)
-        return
-    count = seen.get("images", 0)
-    if count and split != "train":
-        if numbers["without_seen"] is None:
-            kind = "images" if split == "all" else f"{split} images"
-            text = f"the weights had seen all {count} {kind}"
-        else:
-            text = f"without {count} that the weights had seen"
-        yield Caveat("seen", f"{text}; with them {numbers['with_seen']['accuracy']:.4f}")
-    if seen.get("doubt"):
-        yield Caveat("unrecorded", seen["doubt"])
 
 
 def _caveats_of_images(numbers: Mapping[str, Any], low: float) -> Iterator[Caveat]:

@@ -72,36 +72,28 @@ def choose_next(
     label_names = [str(label) for label in labels if label is not None]
     classes, class_numbers = np.unique(label_names, return_inverse=True)
     if len(classes) < 2 or len(labelled) < PER_CLASS * len(classes):
-        order = _choose_representative(x[pool], x[labelled], count, seed)
+        # Pictures near the centre of their cluster, from clusters with few labelled pictures, and large ones.
+        pictures = np.concatenate([x[pool], x[labelled]])
+        cluster, distance = _clusters(pictures, min(len(labelled) + count, _MOST_CLUSTERS), seed)
+        size = np.bincount(cluster)
+        labelled_count = np.bincount(cluster[len(pool) :], minlength=len(size))  # in each cluster
+        cluster, distance = cluster[: len(pool)], distance[: len(pool)]
+        ranks = _ranks(cluster, distance) + labelled_count[cluster]  # labelled pictures have the first ranks
+        order = np.lexsort((distance, -size[cluster], ranks))[:count]  # the last key is the first criterion
     else:
-        order = _choose_uncertain(x[pool], x[labelled], class_numbers, count, seed)
+        # Pictures with small margins, from different clusters as far as possible.
+        from sklearn.linear_model import LogisticRegression
+
+        with QUIET:  # approximate convergence is enough for choosing
+            head = LogisticRegression(C=1 / _PENALTY, max_iter=300).fit(x[labelled], class_numbers)
+        probabilities = np.sort(head.predict_proba(x[pool]), axis=1)
+        margin = probabilities[:, -1] - probabilities[:, -2]  # between the two highest probabilities
+        candidates = np.argsort(margin, kind="stable")[: _CANDIDATES_PER_PICTURE * count]
+        weights = 1 - margin[candidates] + 1e-3  # positive also for a margin of 1
+        cluster, distance = _clusters(x[pool[candidates]], min(count, _MOST_CLUSTERS), seed, weights)
+        chosen = candidates[np.lexsort((margin[candidates], _ranks(cluster, distance)))[:count]]
+        order = chosen[np.argsort(margin[chosen], kind="stable")]
     return [int(i) for i in pool[order]]
-
-
-def _choose_representative(pool: Floats, labelled: Floats, count: int, seed: int) -> Ints:
-    """Choose pictures near the centre of their cluster, from clusters with few labelled pictures, and large ones."""
-    pictures = np.concatenate([pool, labelled])
-    cluster, distance = _clusters(pictures, min(len(labelled) + count, _MOST_CLUSTERS), seed)
-    size = np.bincount(cluster)
-    labelled_count = np.bincount(cluster[len(pool) :], minlength=len(size))  # in each cluster
-    cluster, distance = cluster[: len(pool)], distance[: len(pool)]
-    ranks = _ranks(cluster, distance) + labelled_count[cluster]  # labelled pictures have the first ranks
-    return np.lexsort((distance, -size[cluster], ranks))[:count]  # the last key is the first criterion
-
-
-def _choose_uncertain(pool: Floats, labelled: Floats, labels: Ints, count: int, seed: int) -> Ints:
-    """Choose pictures with small margins, from different clusters as far as possible."""
-    from sklearn.linear_model import LogisticRegression
-
-    with QUIET:  # approximate convergence is enough for choosing
-        head = LogisticRegression(C=1 / _PENALTY, max_iter=300).fit(labelled, labels)
-    probabilities = np.sort(head.predict_proba(pool), axis=1)
-    margin = probabilities[:, -1] - probabilities[:, -2]  # between the two highest probabilities
-    candidates = np.argsort(margin, kind="stable")[: _CANDIDATES_PER_PICTURE * count]
-    weights = 1 - margin[candidates] + 1e-3  # positive also for a margin of 1
-    cluster, distance = _clusters(pool[candidates], min(count, _MOST_CLUSTERS), seed, weights)
-    chosen = candidates[np.lexsort((margin[candidates], _ranks(cluster, distance)))[:count]]
-    return chosen[np.argsort(margin[chosen], kind="stable")]
 
 
 def _clusters(x: Floats, count: int, seed: int, weights: Floats | None = None) -> tuple[Ints, Floats]:

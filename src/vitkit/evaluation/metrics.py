@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,8 @@ Ratios = list[float | None]  # None where the denominator is 0
 class Evaluation:
     """Predictions of a classifier on labelled images."""
 
+    task: ClassVar[Task] = SINGLE_LABEL  # one class per image
+
     split: str  # train, val, test or all
     classes: tuple[str, ...]  # names, in the order of the columns of `probabilities`
     paths: tuple[str, ...]  # of the images, (n,)
@@ -85,19 +87,10 @@ class Evaluation:
     # (`inference.unknown`). None if the classifier has no score for unknown images.
     p_known: npt.NDArray[np.float32] | None = None
 
-    @property
-    def task(self) -> Task:
-        """The task: classification with one class per image, or with several."""
-        return SINGLE_LABEL
-
     def with_classes(self, added: Sequence[str]) -> Self:
         """Add classes that the classifier does not know and therefore never predicts."""
         probabilities = np.pad(self.probabilities, ((0, 0), (0, len(added))))
         return replace(self, classes=(*self.classes, *added), probabilities=probabilities)
-
-    def label_row(self, numbers: Sequence[int]) -> int | npt.NDArray[np.bool_]:
-        """Return the entry of `labels` for an image that has the classes with these numbers, here exactly one."""
-        return numbers[0]
 
     @cached_property
     def predicted(self) -> npt.NDArray[np.int64]:
@@ -341,11 +334,9 @@ class MultiEvaluation(Evaluation):
     that assume one class per image, such as `top5_accuracy`, do not apply.
     """
 
-    thresholds: tuple[float, ...] = ()  # lowest probability at which each class is predicted, (K,)
+    task: ClassVar[Task] = MULTI_LABEL
 
-    @property
-    def task(self) -> Task:
-        return MULTI_LABEL
+    thresholds: tuple[float, ...] = ()  # lowest probability at which each class is predicted, (K,)
 
     def with_classes(self, added: Sequence[str]) -> MultiEvaluation:
         widened = super().with_classes(added)
@@ -355,9 +346,6 @@ class MultiEvaluation(Evaluation):
             labels=np.pad(self.labels, ((0, 0), (0, len(added)))),
             thresholds=(*self.thresholds, *never_predicted),
         )
-
-    def label_row(self, numbers: Sequence[int]) -> npt.NDArray[np.bool_]:
-        return np.isin(np.arange(len(self.classes)), numbers)
 
     @cached_property
     def predicted(self) -> npt.NDArray[np.int64]:

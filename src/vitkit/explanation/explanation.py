@@ -89,7 +89,19 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
         message = f"there is no method {method!r}: expected {', '.join(METHODS)}, or all"
         raise VitkitError("explanation.method-missing", message)
     if isinstance(model, Network):
-        return _choose_network_methods(method, layer, model)
+        known = methods_for(is_network=True)
+        if method != "all" and method not in known:
+            text = f"{method} requires a Vision Transformer; for {model.config.full_name} use {' or '.join(known)}"
+            raise VitkitError("explanation.model-kind", text)
+        if layer is not None:
+            text = f"--layer requires a Vision Transformer, and this is {model.config.full_name}: leave it out"
+            raise VitkitError("explanation.model-kind", text)
+        if method == "all":
+            return [name for name in known if name != "gradient" or can_explain(model)]
+        if method == "gradient":
+            check_feature_map(model)
+        return [method]
+
     methods = [method]
     if method == "all":
         has_maps = model.config.pool != "map" and not unsupported_reason(model.config, MAPS)
@@ -100,21 +112,6 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
             raise VitkitError("explanation.layer-unused", text)
         find_layer(model.config, layer)
     return methods
-
-
-def _choose_network_methods(method: str, layer: int | None, model: Network) -> list[str]:
-    known = methods_for(is_network=True)
-    if method != "all" and method not in known:
-        text = f"{method} requires a Vision Transformer; for {model.config.full_name} use {' or '.join(known)}"
-        raise VitkitError("explanation.model-kind", text)
-    if layer is not None:
-        text = f"--layer requires a Vision Transformer, and this is {model.config.full_name}: leave it out"
-        raise VitkitError("explanation.model-kind", text)
-    if method == "all":
-        return [name for name in known if name != "gradient" or can_explain(model)]
-    if method == "gradient":
-        check_feature_map(model)
-    return [method]
 
 
 def read_photograph(
@@ -160,12 +157,10 @@ _THUMBNAIL = 320
 class Explainable(Protocol):
     """The interface that a classifier must have to be explained."""
 
-    @property
-    def model(self) -> Model: ...
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-    @property
-    def preprocess(self) -> Preprocess: ...
+    model: Model
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+
     @property
     def task(self) -> str: ...
     def probabilities(self, images: Tensor) -> Tensor: ...

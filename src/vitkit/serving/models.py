@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitkit.classifier import Classifier
-    from vitkit.data import Preprocess
     from vitkit.explanation import Explanation
-    from vitkit.model import Model
 
 Array = npt.NDArray[np.float32]
 _NAMED_SOURCE = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
@@ -193,30 +191,23 @@ class ExplanationRequest:
     layer: int | None
 
 
-@dataclass(frozen=True)
 class _LockedClassifier:
-    classifier: Classifier
-    lock: AbstractContextManager[Any]  # held only while probabilities are computed, so that predictions need not wait
+    """A classifier to be explained, which holds a lock only while probabilities are computed.
 
-    @property
-    def model(self) -> Model:
-        return self.classifier.model
+    Therefore predictions need not wait for the whole explanation.
+    """
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.classifier.classes
-
-    @property
-    def preprocess(self) -> Preprocess:
-        return self.classifier.preprocess
-
-    @property
-    def task(self) -> str:
-        return self.classifier.task
+    def __init__(self, classifier: Classifier, lock: AbstractContextManager[Any]) -> None:
+        self.model = classifier.model
+        self.classes = classifier.classes
+        self.preprocess = classifier.preprocess
+        self.task = classifier.task
+        self._classifier = classifier
+        self._lock = lock
 
     def probabilities(self, images: Tensor) -> Tensor:
-        with self.lock:
-            return self.classifier.probabilities(images)
+        with self._lock:
+            return self._classifier.probabilities(images)
 
 
 def version_of(classifier: Classifier) -> str:

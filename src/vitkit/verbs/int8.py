@@ -14,7 +14,7 @@ from vitkit.data.sources import read_source
 from vitkit.data.split_file import groups_from_file, images_of_run, read_contents
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluation import Evaluation, evaluate
+from vitkit.evaluation import evaluate
 from vitkit.exporting import Exported, Int8, Pictures
 from vitkit.exporting.pictures import pictures_of
 from vitkit.exporting.quantization import IMAGES
@@ -86,9 +86,7 @@ def _refit(classifier: Classifier, photographs: Photographs, exported: Exported)
     chosen = () if before is None else before.held_out.chosen
     groups = {} if run is None else groups_from_file(run / GROUPS)
     seen, _ = seen_images(classifier, run or "the model", table, "val", is_of_run=run is not None)
-
-    def evaluate_exported() -> Evaluation:
-        return evaluate(exported, table, "val", partial(progress, "calibrating"))
+    evaluate_exported = partial(evaluate, exported, table, "val", partial(progress, "calibrating"))
 
     def fit_unknown(exported: Classifier, held_out: Sequence[str]) -> Unknown | None:
         return fit_to_images(exported, table, held_out, None, seed=0, progress=partial(progress, "unknown images"))

@@ -51,7 +51,17 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
                 "verbs.option-conflict",
                 f"{pattern}: the weights of {library} have the names of its networks; leave out --weights",
             )
-        return _networks_of(library, part)
+        from vitkit.model.network import names_of
+
+        known = [name for name in names_of(library) if not is_model_name(name)]
+        networks = [f"{library}:{name}" for name in known if fnmatch.fnmatch(name, part) or part in name]
+        if not networks:
+            raise VitkitError(
+                "verbs.name-unknown",
+                f"no network of {library} matches {part!r}; `vitkit models '{library}:*'` lists all {len(known)}",
+            )
+        remark = "networks that do not end in one linear layer are refused when they are built"
+        return _result(networks, "networks", [*networks, remark], None)
     if weights:
         return _published_weights(pattern)
     names = list_models(pattern)
@@ -82,21 +92,6 @@ def models(pattern: str = "*", *, weights: bool = False) -> Result:
         printed = {**row, "parameters": f"{row['parameters']:,}"}
         cells.append([str(value) for value in printed.values()])
     return _result(names, "models", aligned(cells), rows)
-
-
-def _networks_of(library: str, part: str) -> Result:
-    """List the networks of another library whose names match or contain `part`."""
-    from vitkit.model.network import names_of
-
-    known = [name for name in names_of(library) if not is_model_name(name)]
-    names = [f"{library}:{name}" for name in known if fnmatch.fnmatch(name, part) or part in name]
-    if not names:
-        raise VitkitError(
-            "verbs.name-unknown",
-            f"no network of {library} matches {part!r}; `vitkit models '{library}:*'` lists all {len(known)}",
-        )
-    remark = "networks that do not end in one linear layer are refused when they are built"
-    return _result(names, "networks", [*names, remark], None)
 
 
 def _published_weights(pattern: str) -> Result:

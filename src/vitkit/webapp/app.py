@@ -114,27 +114,29 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
 
 def _error_response(request: Request, error: Exception) -> Response:
     """Return a response to an exception, with a line for the page, an error code and an HTTP status."""
-    status, code, reason = _describe_error(request, error)
-    return _Json({"error": visible(reason), "code": code}, status)
-
-
-def _describe_error(request: Request, error: Exception) -> tuple[int, str, str]:
-    """Return the HTTP status, the error code and the message for an exception."""
     if isinstance(error, VitkitError):
-        return 409 if isinstance(error, ChangedError) else 400, error.code, str(error)
-    if isinstance(error, HTTPException):
-        if error.status_code == 404:
-            return 404, "webapp.route-missing", f"there is nothing at {request.url.path}"
-        return error.status_code, "webapp.request-wrong", str(error.detail)
-    if isinstance(error, RequestValidationError):
+        status = 409 if isinstance(error, ChangedError) else 400
+        code, reason = error.code, str(error)
+    elif isinstance(error, HTTPException) and error.status_code == 404:
+        status = 404
+        code, reason = "webapp.route-missing", f"there is nothing at {request.url.path}"
+    elif isinstance(error, HTTPException):
+        status = error.status_code
+        code, reason = "webapp.request-wrong", str(error.detail)
+    elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        return 422, "webapp.field-invalid", f"{field}: {first['msg']}"
-    if isinstance(error, OSError):
+        status = 422
+        code, reason = "webapp.field-invalid", f"{field}: {first['msg']}"
+    elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return 500, "webapp.system-error", f"{where}{error.strerror or first_line(error)}"
-    reason = f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})"
-    return 500, "webapp.internal-error", reason  # the server logs the traceback
+        status = 500
+        code, reason = "webapp.system-error", f"{where}{error.strerror or first_line(error)}"
+    else:
+        status = 500  # the server logs the traceback
+        reason = f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})"
+        code = "webapp.internal-error"
+    return _Json({"error": visible(reason), "code": code}, status)
 
 
 # --- The choice of a workspace --------------------------------------------------------------------------------

@@ -83,11 +83,6 @@ class SuspectLabels:
     suspects: Mapping[str, Suspect] = field(default_factory=dict)  # by the path of the photograph
     decided: frozenset[str] = frozenset()  # paths whose label was confirmed, changed or excluded since the run
 
-    def is_open(self, path: str, label: str) -> bool:
-        """Return whether a photograph's label is suspected to be wrong and nobody has decided about it yet."""
-        suspect = self.suspects.get(path)
-        return suspect is not None and suspect.label == label and path not in self.decided
-
 
 @dataclass(frozen=True)
 class State:
@@ -163,7 +158,9 @@ class Photographs:
             edits = []
             for i in dict.fromkeys(numbers):
                 path, before = state.table.paths[i], state.labels[i]
-                is_suspect = suspected.is_open(path, before)
+                suspect = suspected.suspects.get(path)
+                # Whether the label is suspected to be wrong, and nobody has decided about it yet.
+                is_suspect = suspect is not None and suspect.label == before and path not in suspected.decided
                 if before == label and not is_suspect:
                     continue
                 proposed_by = ""

@@ -59,25 +59,20 @@ class Labels:
             except FileNotFoundError:
                 stamp = None
             if self._known is None or stamp != self._stamp:
-                self._register(exists=stamp is not None)
+                # If the label file existed earlier and is gone, all photographs would appear to be unlabelled.
+                recorded = from_json(read_text(self._registry)) if self._registry.is_file() else []
+                is_recorded = str(self.file) in recorded
+                if stamp is not None and not is_recorded:
+                    self._registry.parent.mkdir(parents=True, exist_ok=True)
+                    write_json(self._registry, [*recorded, str(self.file)])
+                if is_recorded and stamp is None:
+                    advice = f"restore it, or delete {self._registry} to start without labels"
+                    raise VitkitError("webapp.labels-missing", f"the label file {self.file} is gone: {advice}")
+
                 self._accept(labels_so_far(self.file))
                 self._stamp = stamp
             assert self._known is not None
             return self._known
-
-    def _register(self, *, exists: bool) -> None:
-        """Record that the label file exists, or refuse to go on if it existed earlier.
-
-        If the file is lost, all photographs would appear to be unlabelled.
-        """
-        recorded = from_json(read_text(self._registry)) if self._registry.is_file() else []
-        is_recorded = str(self.file) in recorded
-        if exists and not is_recorded:
-            self._registry.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._registry, [*recorded, str(self.file)])
-        if is_recorded and not exists:
-            advice = f"restore it, or delete {self._registry} to start without labels"
-            raise VitkitError("webapp.labels-missing", f"the label file {self.file} is gone: {advice}")
 
     def add(self, edits: Sequence[Edit]) -> None:
         """Append rows to the file."""
