@@ -371,7 +371,14 @@ class Csv:
     def encode(self, prediction: Prediction) -> str:
         """Return the CSV record of a prediction, with its line end."""
         cells = self.columns.row(prediction).cells()
-        return _csv_record([_text_of(cells.get(name)) for name in self.names])
+        texts = list[str | None]()
+        for name in self.names:
+            cell = cells.get(name)
+            if isinstance(cell, str):
+                texts.append(harmless(cell))
+            else:
+                texts.append(None if cell is None else f"{cell:.6f}")
+        return _csv_record(texts)
 
     def decode(self, record: str) -> Row:
         """Parse a complete record; raise ValueError, TypeError or csv.Error if it does not have these columns."""
@@ -463,12 +470,6 @@ class JsonLines:
 RowFormat = Csv | JsonLines
 FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines}
 _MAX_SHOWN = 100  # maximum number of characters of the first line in an error message
-
-
-def _text_of(cell: str | float | None) -> str | None:
-    if cell is None:
-        return None
-    return harmless(cell) if isinstance(cell, str) else f"{cell:.6f}"
 
 
 def _csv_record(cells: Sequence[str | None]) -> str:

@@ -224,7 +224,24 @@ def _hugging_face_layout(checkpoint: Checkpoint) -> _TextLayout:
     else:  # CLIP reads the token at the end of the text, which has the largest id in the published tokenizers
         settings = {"is_causal": True, "pool": "largest", "projection_bias": False, "norm_eps": 1e-5}
     if checkpoint.config is not None:
-        settings |= _hugging_face_settings(checkpoint.config.get("text_config") or {}, is_siglip=is_siglip)
+        # Fields that are missing in config.json have transformers' defaults.
+        config: Any = checkpoint.config.get("text_config") or {}
+        if not isinstance(config, Mapping):
+            message = f"config.json: text_config must be an object, not {config!r:.40}"
+            raise VitkitError("language.config-invalid", message)
+        gelu = activation(config.get("hidden_act", "gelu_pytorch_tanh" if is_siglip else "quick_gelu"))
+        if "gelu" not in gelu:
+            message = f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported"
+            raise VitkitError("language.config-unsupported", message)
+        settings |= {"heads": config.get("num_attention_heads", 12 if is_siglip else 8), **gelu}
+        if "layer_norm_eps" in config:
+            settings["norm_eps"] = config["layer_norm_eps"]
+        end = config.get("eos_token_id", 49407)
+        if not is_siglip and end != 2:  # old transformers wrote 2 by mistake, so 2 does not tell the token
+            if type(end) is not int:
+                message = f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}"
+                raise VitkitError("language.config-invalid", message)
+            settings |= {"pool": "end", "end": end}
     return _TextLayout(
         pieces,
         settings,
@@ -234,27 +251,6 @@ def _hugging_face_layout(checkpoint: Checkpoint) -> _TextLayout:
         pattern=r"text_(model|projection)\.(?!embeddings\.position_ids$)",
         clean="lower" if is_siglip else "none",
     )
-
-
-def _hugging_face_settings(config: Any, *, is_siglip: bool) -> dict[str, Any]:
-    """Return the fields of `TextConfig` in `text_config` of config.json, with transformers' defaults."""
-    if not isinstance(config, Mapping):
-        message = f"config.json: text_config must be an object, not {config!r:.40}"
-        raise VitkitError("language.config-invalid", message)
-    gelu = activation(config.get("hidden_act", "gelu_pytorch_tanh" if is_siglip else "quick_gelu"))
-    if "gelu" not in gelu:
-        message = f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported"
-        raise VitkitError("language.config-unsupported", message)
-    settings = {"heads": config.get("num_attention_heads", 12 if is_siglip else 8), **gelu}
-    if "layer_norm_eps" in config:
-        settings["norm_eps"] = config["layer_norm_eps"]
-    end = config.get("eos_token_id", 49407)
-    if not is_siglip and end != 2:  # old transformers wrote 2 by mistake, so 2 does not tell the token
-        if type(end) is not int:
-            message = f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}"
-            raise VitkitError("language.config-invalid", message)
-        settings |= {"pool": "end", "end": end}
-    return settings
 
 
 def _open_clip_layout(checkpoint: Checkpoint) -> _TextLayout:

@@ -572,24 +572,9 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
         if name not in PAIRS:  # they may be one number; see `as_pair`
             as_typed(name, hints_of(ViTConfig)[name], value)
     hidden_size = overrides.get("hidden_size", config.hidden_size)
-    changes = {**_dependent_fields(config, overrides), **overrides}
-    if "mlp_ratio" in aliases:
-        if not is_number(aliases["mlp_ratio"]):
-            raise _invalid(f"mlp_ratio must be a finite number, not {aliases['mlp_ratio']!r}")
-        changes["mlp_size"] = int(round(hidden_size * aliases["mlp_ratio"], 6))
-    for name in ("distilled", "has_logits"):
-        if type(aliases.get(name, False)) is not bool:
-            raise _invalid(f"{name} must be True or False, not {aliases[name]!r}")
-    if "distilled" in aliases:
-        changes["distill_token"] = changes["distill_head"] = aliases["distilled"]
-    if "has_logits" in aliases:
-        changes["representation_size"] = hidden_size if aliases["has_logits"] else None
-    return dataclasses.replace(config, **changes)
 
-
-def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any]:
+    # The fields that depend on others follow them, unless they are overridden, too.
     changes: dict[str, Any] = {}
-    hidden_size = overrides.get("hidden_size", config.hidden_size)
     if hidden_size != config.hidden_size:
         changes["mlp_size"] = round(Fraction(config.mlp_size * hidden_size, config.hidden_size))
         if config.representation_size == config.hidden_size:
@@ -605,7 +590,20 @@ def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str,
     if "layers" in overrides:
         changes["global_layers"] = tuple(layer for layer in config.global_layers if layer < overrides["layers"])
         changes["conv_layers"] = tuple(layer for layer in config.conv_layers if layer < overrides["layers"] - 1)
-    return changes
+    changes |= overrides
+
+    if "mlp_ratio" in aliases:
+        if not is_number(aliases["mlp_ratio"]):
+            raise _invalid(f"mlp_ratio must be a finite number, not {aliases['mlp_ratio']!r}")
+        changes["mlp_size"] = int(round(hidden_size * aliases["mlp_ratio"], 6))
+    for name in ("distilled", "has_logits"):
+        if type(aliases.get(name, False)) is not bool:
+            raise _invalid(f"{name} must be True or False, not {aliases[name]!r}")
+    if "distilled" in aliases:
+        changes["distill_token"] = changes["distill_head"] = aliases["distilled"]
+    if "has_logits" in aliases:
+        changes["representation_size"] = hidden_size if aliases["has_logits"] else None
+    return dataclasses.replace(config, **changes)
 
 
 def _check_names(fields: dict[str, Any], aliases: dict[str, tuple[str, ...]]) -> None:

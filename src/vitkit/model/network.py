@@ -50,23 +50,33 @@ def build_network(config: NetworkConfig) -> nn.Module:
             network = ResNet(config.in_channels, _BIT[config.name], num_classes)
         else:
             network = build_registered(config.name, num_classes, config.in_channels, config.image_size)
-    _replace_pointwise_head(network)
-    _set_rates(network, config)
-    return network
 
-
-def _replace_pointwise_head(network: nn.Module) -> None:
-    """Replace a head that is a 1x1 convolution of pooled features, as in BiT's ResNets, by a linear layer."""
+    # A head that is a 1x1 convolution of pooled features, as in BiT's ResNets, is replaced by a linear layer.
     classifier_of: Any = getattr(network, "get_classifier", None)
     head = None if classifier_of is None else classifier_of()
-    if not isinstance(head, nn.Conv2d) or head.kernel_size != (1, 1):
-        return
-    name = next(name for name, module in network.named_modules() if module is head)
-    linear = _PointwiseHead(head.in_channels, head.out_channels, head.bias is not None, device=head.weight.device)
-    linear.weight = nn.Parameter(head.weight.detach().flatten(1))
-    if head.bias is not None:
-        linear.bias = nn.Parameter(head.bias.detach())
-    _replace_module(network, name, linear)
+    if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1):
+        name = next(name for name, module in network.named_modules() if module is head)
+        linear = _PointwiseHead(head.in_channels, head.out_channels, head.bias is not None, device=head.weight.device)
+        linear.weight = nn.Parameter(head.weight.detach().flatten(1))
+        if head.bias is not None:
+            linear.bias = nn.Parameter(head.bias.detach())
+        _replace_module(network, name, linear)
+
+    # A rate of None leaves the library's default.
+    layers = _rate_layers(network)
+    if config.dropout is not None:
+        # timm applies some dropout without a layer.
+        if config.dropout and not layers["dropout"] and config.library != "timm":
+            raise _no_layer(config, "dropout")
+        for layer, field in layers["dropout"]:
+            setattr(layer, field, config.dropout)
+    if config.drop_path is not None:
+        largest = max((getattr(layer, field) for layer, field in layers["drop_path"]), default=0.0)
+        if config.drop_path and not largest:
+            raise _no_layer(config, "drop_path")
+        for layer, field in layers["drop_path"]:
+            setattr(layer, field, config.drop_path * getattr(layer, field) / largest if largest else 0.0)
+    return network
 
 
 def _from_torchvision(config: NetworkConfig, num_classes: int) -> nn.Module:
@@ -161,23 +171,6 @@ def check_rates(config: NetworkConfig) -> None:
     """Check that the network has layers for the rates of dropout and stochastic depth in the configuration."""
     if config.dropout or config.drop_path:
         build_on_meta(config)
-
-
-def _set_rates(network: nn.Module, config: NetworkConfig) -> None:
-    """Set the rates of dropout and stochastic depth; a rate of None leaves the library's default."""
-    layers = _rate_layers(network)
-    if config.dropout is not None:
-        # timm applies some dropout without a layer.
-        if config.dropout and not layers["dropout"] and config.library != "timm":
-            raise _no_layer(config, "dropout")
-        for layer, field in layers["dropout"]:
-            setattr(layer, field, config.dropout)
-    if config.drop_path is not None:
-        largest = max((getattr(layer, field) for layer, field in layers["drop_path"]), default=0.0)
-        if config.drop_path and not largest:
-            raise _no_layer(config, "drop_path")
-        for layer, field in layers["drop_path"]:
-            setattr(layer, field, config.drop_path * getattr(layer, field) / largest if largest else 0.0)
 
 
 def _no_layer(config: NetworkConfig, name: str) -> VitkitError:
@@ -319,9 +312,22 @@ def _anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
             "model.image-size-unsupported",
             f"{config.full_name} does not support images of {height}x{width} pixels: {first_line(error)}",
         ) from error
+
+    # A feature map (B, channels, h, w) has the aspect ratio of the image. Other 4-D outputs, such as tokens by head, do
+    # not.
+    last_map = None  # the name of the last module whose output is a feature map; None if later outputs are tokens
+    for module, _, output in calls:
+        shape = output.shape if isinstance(output, Tensor) else ()
+        is_pool = isinstance(module, (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d))
+        if len(shape) == 4 and shape[2] * shape[3] > 1 and not is_pool:
+            # The tolerance allows for sides that were rounded to whole numbers. (B, h, w, channels) does not fit.
+            is_map = abs(shape[2] * width - shape[3] * height) <= max(height, width)
+            last_map = names[module] if is_map else None
+        elif len(shape) == 3 and shape[1] > 1:  # tokens, which still have positions
+            last_map = None
     for module, inputs, output in calls:
         if isinstance(module, nn.Linear) and output is logits and output.shape == (1, config.num_classes):
-            return NetworkAnatomy(names[module], inputs[0].shape[-1], _last_map(calls, names, config.image_size))
+            return NetworkAnatomy(names[module], inputs[0].shape[-1], last_map)
     K = config.num_classes
     if not isinstance(logits, Tensor):
         why = f"returns a {type(logits).__name__}, expected logits (B, K): a tensor with a row for each image"
@@ -335,25 +341,6 @@ def _anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
 
 
 _Call = tuple[nn.Module, tuple[Any, ...], Any]  # a module, its inputs and its output
-
-
-def _last_map(calls: list[_Call], names: dict[nn.Module, str], image: tuple[int, int]) -> str | None:
-    """Return the name of the last module whose output is a feature map; None if later outputs are tokens.
-
-    A feature map (B, channels, h, w) has the aspect ratio of the image. Other 4-D outputs, such as tokens by attention
-    head, do not.
-    """
-    pools = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-    last = None
-    for module, _, output in calls:
-        shape = output.shape if isinstance(output, Tensor) else ()
-        if len(shape) == 4 and shape[2] * shape[3] > 1 and not isinstance(module, pools):
-            # The tolerance allows for sides that were rounded to whole numbers. (B, h, w, channels) does not fit.
-            is_map = abs(shape[2] * image[1] - shape[3] * image[0]) <= max(image)
-            last = names[module] if is_map else None
-        elif len(shape) == 3 and shape[1] > 1:  # tokens, which still have positions
-            last = None
-    return last
 
 
 def shapes_of(config: NetworkConfig) -> dict[str, torch.Size]:

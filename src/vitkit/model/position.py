@@ -294,7 +294,21 @@ class Rotary(nn.Module):
     def rebuild_tables(self, like: Tensor) -> None:
         """Recompute the fixed tables on the device of `like`, after the model left the meta device."""
         dtype = torch.promote_types(like.dtype, torch.float32)  # large angles would be wrong after rounding
-        coordinates = patch_coordinates(self.config)
+
+        # The row and column of each patch, (P, 2) float64. The first ones have the number `rotary_offset`. If
+        # `rotary_grid` is set, the numbers are stretched to that grid, so that images of every size cover the range
+        # that was used in training (EVA-02, arXiv 2303.11331). For DINOv3 (arXiv 2508.10104), the values are the
+        # centres of the patches, with image borders at -1 and 1.
+        axes = []
+        for axis, side in enumerate(self.config.grid):
+            numbers = torch.arange(side, dtype=torch.float64)
+            if self.config.rotary == "dinov3":
+                axes.append(2 * (numbers + 0.5) / side - 1)
+            else:
+                stretched_side = side if self.config.rotary_grid is None else self.config.rotary_grid[axis]
+                axes.append((numbers + self.config.rotary_offset) / side * stretched_side)
+        coordinates = torch.cartesian_prod(*axes).view(-1, 2)
+
         if self.freqs is None:
             frequencies = _frequencies(self.config.head_size // 4, self.config.rotary_base)  # (D_h / 4)
             if self.config.rotary == "dinov3":
@@ -336,24 +350,6 @@ class Rotary(nn.Module):
         directions = torch.stack([direction, direction + math.pi / 2])  # of both axes: (2, L, H, 1)
         self.freqs[0] = torch.cat([*(magnitudes * directions.cos())], dim=-1)
         self.freqs[1] = torch.cat([*(magnitudes * directions.sin())], dim=-1)
-
-
-def patch_coordinates(config: ViTConfig) -> Tensor:
-    """Return the row and column of each patch, as rotary positions count them: (P, 2) float64.
-
-    The first row and column have the number `rotary_offset`. If `rotary_grid` is set, the numbers are stretched to that
-    grid, so that images of every size cover the range that was used in training (EVA-02, arXiv 2303.11331). For DINOv3
-    (arXiv 2508.10104), the values are the centres of the patches, with image borders at -1 and 1.
-    """
-    axes = []
-    for axis, side in enumerate(config.grid):
-        numbers = torch.arange(side, dtype=torch.float64)
-        if config.rotary == "dinov3":
-            axes.append(2 * (numbers + 0.5) / side - 1)
-        else:
-            stretched_side = side if config.rotary_grid is None else config.rotary_grid[axis]
-            axes.append((numbers + config.rotary_offset) / side * stretched_side)
-    return torch.cartesian_prod(*axes).view(-1, 2)
 
 
 def _frequencies(number: int, base: float) -> Tensor:

@@ -137,19 +137,18 @@ def _receive(url: str, part: Path, what: str) -> None:
         total = int(length)
         progress(what, offset, total)
         with part.open("ab" if offset else "wb") as file:
-            while block := _read_block(response):
+            while True:
+                try:
+                    block = response.read(_BLOCK)
+                except OSError as error:  # of the network, and not of the file
+                    raise ConnectionError(str(error) or type(error).__name__) from error
+                if not block:
+                    break
                 file.write(block)
                 offset += len(block)
                 progress(what, offset, total)
     if offset < total:
         raise ConnectionError(f"the connection broke after {offset} of {total} bytes")
-
-
-def _read_block(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read(_BLOCK)
-    except OSError as error:  # of the network, and not of the file
-        raise ConnectionError(str(error) or type(error).__name__) from error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

@@ -121,7 +121,13 @@ def _encoder(shapes: Mapping[str, Shape], known: Known) -> dict[str, Any]:
         "distill_head": _has(shapes, r"^head_dist\."),
         "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
     }
-    return fields | (_stem_fields(shapes) if is_hybrid else {})
+    if is_hybrid:  # images are read by a ResNet stem
+        last_units = units_of_stages(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", shapes)
+        stages = range(max(last_units, default=-1) + 1)
+        root = shapes.get("patch_embed.backbone.stem.conv.weight", ())
+        fields["in_channels"] = root[1] if len(root) == 4 and root[1] in (1, 3) else 3
+        fields["stem"] = tuple(last_units.get(stage, 0) + 1 for stage in stages)  # units are numbered from 0
+    return fields
 
 
 def _check_patch_kernel(shapes: Mapping[str, Shape], known: Known, *, is_hybrid: bool) -> None:
@@ -162,17 +168,6 @@ def _mlp_fields(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     if if_gated.count(gated_size) > if_plain.count(plain_size):
         return {"mlp_kind": "swiglu", "mlp_size": gated_size // 2}
     return {"mlp_kind": "mlp", "mlp_size": plain_size}
-
-
-def _stem_fields(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Return the fields of a hybrid, whose images are read by a ResNet stem."""
-    last_units = units_of_stages(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", shapes)
-    stages = range(max(last_units, default=-1) + 1)
-    root = shapes.get("patch_embed.backbone.stem.conv.weight", ())
-    return {
-        "in_channels": root[1] if len(root) == 4 and root[1] in (1, 3) else 3,
-        "stem": tuple(last_units.get(stage, 0) + 1 for stage in stages),  # units are numbered from 0
-    }
 
 
 def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) -> dict[str, Any]:

@@ -134,31 +134,25 @@ def account_for(
         account.used.update(theirs)
         absent = [part for part in theirs if part not in tensors]
         account.missing += [part for part in absent if part not in account.missing]
-        wrong: dict[str, str] = {}
+        wrong: dict[str, str] = {}  # the stored tensors that do not fit ours, each with the reason
         if not absent and name in layout.pieces:
-            wrong = _misfits(layout.pieces[name], tensors, shape, config)
+            piece = layout.pieces[name]
+            stored = {part: tensors[part] for part in piece.stored_names}
+            expected_parts = piece.split(torch.empty(shape, device="meta"), config)
+            for (part, tensor), expected_part in zip(stored.items(), expected_parts, strict=False):
+                if expected_part is not None and _squeezed(expected_part.shape) != _squeezed(tensor.shape):
+                    wrong[part] = f"expected {tuple(expected_part.shape)}, not {tensor.shape}"
+            if not wrong and joined_shape(piece, list(stored.values())) != shape:
+                wrong = {part: f"expected {tuple(shape)}, not {tensor.shape}" for part, tensor in stored.items()}
+            for part, tensor in stored.items():
+                if not tensor.dtype.is_floating_point:
+                    wrong[part] = "expected float32, float16 or the like"
         account.misshapen |= wrong
         if absent or wrong:
             account.unfit.append(name)
     known = account.used | set(layout.dropped)
     account.left_over = [name for name in tensors if name not in known]
     return account
-
-
-def _misfits(piece: Piece, tensors: Mapping[str, StoredTensor], shape: torch.Size, config: ViTConfig) -> dict[str, str]:
-    """Return the stored tensors of a piece that do not fit our tensor of this shape, each with the reason."""
-    stored = {name: tensors[name] for name in piece.stored_names}
-    wrong: dict[str, str] = {}
-    parts = piece.split(torch.empty(shape, device="meta"), config)
-    for (name, tensor), part in zip(stored.items(), parts, strict=False):
-        if part is not None and _squeezed(part.shape) != _squeezed(tensor.shape):
-            wrong[name] = f"expected {tuple(part.shape)}, not {tensor.shape}"
-    if not wrong and joined_shape(piece, list(stored.values())) != shape:
-        wrong = {name: f"expected {tuple(shape)}, not {tensor.shape}" for name, tensor in stored.items()}
-    for name, tensor in stored.items():
-        if not tensor.dtype.is_floating_point:
-            wrong[name] = "expected float32, float16 or the like"
-    return wrong
 
 
 def joined_shape(piece: Piece, stored: Sequence[StoredTensor | None]) -> torch.Size | None:

@@ -148,16 +148,8 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
         if size is None:  # the grid of patches stays the same, so the image size follows from the patch size
             patch = as_pair(changes["patch_size"], "patch_size")
             fields["image_size"] = tuple(n * p * source.stem_stride for n, p in zip(source.grid, patch, strict=True))
-    has_logits = _has_logits(source, changes)
-    if has_logits is None:  # a representation layer belongs to the old head
-        has_logits = num_classes is None or num_classes == source.num_classes
-    if not has_logits:
-        fields["representation_size"] = None
-    return source.replace(**fields)
 
-
-def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
-    """Return whether the options ask for a representation layer; None if they do not say."""
+    # Whether the options ask for a representation layer; None if they do not say.
     has_logits: bool | None = changes.get("has_logits")
     if "representation_size" in changes:
         features = changes["representation_size"]
@@ -178,7 +170,11 @@ def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
             "weights.field-contradicted",
             "has_logits requires a representation layer, which these weights lack: leave has_logits out",
         )
-    return has_logits
+    if has_logits is None:  # a representation layer belongs to the old head
+        has_logits = num_classes is None or num_classes == source.num_classes
+    if not has_logits:
+        fields["representation_size"] = None
+    return source.replace(**fields)
 
 
 def make_plan(

@@ -45,10 +45,11 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
 
     The size is not included, because it belongs to the model.
     """
+    channels = len(base.mean)
     if isinstance(named, Preprocess):
         named = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
     elif isinstance(named, str):
-        named = _parse_settings(named, len(base.mean))
+        named = _parse_settings(named, channels)
     elif not isinstance(named, Mapping):
         raise _invalid(f"preprocess must be text, a mapping or a Preprocess, not {type_of(named)}")
     hints = hints_of(Preprocess)
@@ -57,9 +58,25 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
     for name, value in named.items():
         _check_known(name)
         if name in _SIDES:
-            sides[name] = _pair_of(name, value)
+            pair = value if isinstance(value, (list, tuple)) else (value, value)
+            if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+                raise _invalid(f"preprocess: {name} must be one or two numbers of pixels, not {value!r:.40}")
+            sides[name] = pair[0], pair[1]
         elif name in ("mean", "std"):
-            fields[name] = as_typed(name, hints[name], _values_of(name, value, len(base.mean)))
+            values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+            if not values or not all(map(is_number, values)) or max(values) > 1:
+                raise _invalid(
+                    f"preprocess: {name} must be numbers from 0 to 1, the range of the pixels before normalisation, "
+                    f"not {value!r:.60}"
+                )
+            if len(values) not in (1, channels):
+                raise VitkitError(
+                    "weights.channels-mismatched",
+                    f"preprocess: {name} has {len(values)} numbers, but the model has {channels} channels",
+                )
+            if len(values) == 1:
+                values *= channels
+            fields[name] = as_typed(name, hints[name], values)
         else:
             fields[name] = as_typed(name, hints[name], value)
     for name in ("crop", "size"):
@@ -75,30 +92,6 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
         raise _invalid("preprocess: crop needs resize, too: the length of the short side before the crop")
     dataclasses.replace(base, **fields)  # checks the values
     return fields
-
-
-def _pair_of(name: str, value: Any) -> Pair:
-    """Return (height, width) in pixels from one number or two."""
-    pair = value if isinstance(value, (list, tuple)) else (value, value)
-    if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
-        raise _invalid(f"preprocess: {name} must be one or two numbers of pixels, not {value!r:.40}")
-    return pair[0], pair[1]
-
-
-def _values_of(name: str, value: Any, channels: int) -> tuple[float, ...]:
-    """Return a number for each channel, from one number for all channels or one for each."""
-    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if not values or not all(map(is_number, values)) or max(values) > 1:
-        raise _invalid(
-            f"preprocess: {name} must be numbers from 0 to 1, the range of the pixels before normalisation, "
-            f"not {value!r:.60}"
-        )
-    if len(values) not in (1, channels):
-        raise VitkitError(
-            "weights.channels-mismatched",
-            f"preprocess: {name} has {len(values)} numbers, but the model has {channels} channels",
-        )
-    return values * channels if len(values) == 1 else values
 
 
 def without_size(preprocess: Preprocess) -> dict[str, Any]:

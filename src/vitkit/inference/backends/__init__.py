@@ -57,7 +57,13 @@ def open_runner(
     if plan != "auto" and backend not in ("auto", "eager"):
         raise VitkitError("inference.plan-unsupported", f"plan {plan!r} requires backend eager, not {backend}")
     requested = BACKENDS.get(backend)  # None for `auto`
-    device = _automatic_device(model, requested) if device == "auto" else choose_device(device)
+    if device == "auto":
+        model_device = next(model.parameters()).device
+        device = choose_device() if model_device.type == "cpu" else str(model_device)
+        if requested is not None and _kind_of(device) not in requested.devices:
+            device = "cpu"
+    else:
+        device = choose_device(device)
     if precision == "auto":
         precision = best_precision(device)
         if requested is not None and requested.precision is not None:
@@ -77,14 +83,6 @@ def open_runner(
     # In float32, plans are measured only for a number of images that is known to be large (see `plan`).
     may_measure = precision == "bfloat16" if images is None else images >= MANY
     return eager(model, precision, device, plan, may_measure=may_measure)
-
-
-def _automatic_device(model: Model, requested: Backend | None) -> str:
-    model_device = next(model.parameters()).device
-    device = choose_device() if model_device.type == "cpu" else str(model_device)
-    if requested is not None and _kind_of(device) not in requested.devices:
-        return "cpu"
-    return device
 
 
 def _kind_of(device: str) -> str:

@@ -236,7 +236,12 @@ def to_onnx(
         )
         assert program is not None
         converted = program.model_proto  # a new copy each time it is read
-        _name_by_module(converted.graph)
+        for number, node in enumerate(converted.graph.node):  # name each operation MODULE/TYPE_NUMBER
+            metadata = {entry.key: entry.value for entry in node.metadata_props}
+            # A list as text: the names of the modules, outermost first, and the name of the operation.
+            scopes = ast.literal_eval(metadata.get("pkg.torch.onnx.name_scopes", "['']"))
+            scope = scopes[-2] if len(scopes) > 1 else ""
+            node.name = f"{scope}/{node.op_type}_{number}"
         if change is not None:
             converted = change(converted)
 
@@ -258,16 +263,6 @@ def to_onnx(
     made.producer_name = "vitkit"
     made.producer_version = vitkit.__version__
     return made
-
-
-def _name_by_module(graph: Any) -> None:
-    """Rename each operation of an ONNX graph to MODULE/TYPE_NUMBER."""
-    for number, node in enumerate(graph.node):
-        metadata = {entry.key: entry.value for entry in node.metadata_props}
-        # A list as text: the names of the modules, outermost first, and the name of the operation.
-        scopes = ast.literal_eval(metadata.get("pkg.torch.onnx.name_scopes", "['']"))
-        module = scopes[-2] if len(scopes) > 1 else ""
-        node.name = f"{module}/{node.op_type}_{number}"
 
 
 def to_openvino(
@@ -300,8 +295,19 @@ def to_openvino(
         passes.run_passes(converted)
         if change is not None:
             converted = change(converted)
-    if dtype != torch.float32:
-        _store_weights(converted, dtype)
+    if dtype != torch.float32:  # weights are stored in this dtype, each followed by a conversion to float32
+        stored_as = openvino.Type.f16 if dtype == torch.float16 else openvino.Type.bf16
+        for node in converted.get_ordered_ops():
+            is_float32 = node.get_type_name() == "Constant" and node.get_element_type() == openvino.Type.f32
+            if not is_float32 or not _is_weight(node.shape):
+                continue
+            readers = node.output(0).get_target_inputs()
+            # Rounded by torch: OpenVINO cuts off half of the values that it should round up to bfloat16.
+            rounded = torch.tensor(node.data).to(dtype).float().numpy()
+            stored = openvino.opset13.constant(rounded, dtype=stored_as)
+            back = openvino.opset13.convert(stored, "f32").output(0)
+            for reader in readers:
+                reader.replace_source_output(back)
     for number, node in enumerate(converted.get_ordered_ops()):
         node.set_friendly_name(f"{node.get_type_name()}_{number}")
         for output in node.outputs():
@@ -315,24 +321,6 @@ def to_openvino(
         output.set_names({name})
         results.append(openvino.opset13.result(output, name=f"{name}_result"))
     return openvino.Model(results, parameters, "vitkit")
-
-
-def _store_weights(graph: Any, dtype: torch.dtype) -> None:
-    """Store the weights of an OpenVINO graph in another dtype, each followed by a conversion to float32."""
-    openvino = import_openvino()
-    stored_as = openvino.Type.f16 if dtype == torch.float16 else openvino.Type.bf16
-    for node in graph.get_ordered_ops():
-        if node.get_type_name() != "Constant" or node.get_element_type() != openvino.Type.f32:
-            continue
-        if not _is_weight(node.shape):
-            continue
-        readers = node.output(0).get_target_inputs()
-        # Rounded by torch: OpenVINO cuts off half of the values that it should round up to bfloat16.
-        rounded = torch.tensor(node.data).to(dtype).float().numpy()
-        stored = openvino.opset13.constant(rounded, dtype=stored_as)
-        back = openvino.opset13.convert(stored, "f32").output(0)
-        for reader in readers:
-            reader.replace_source_output(back)
 
 
 def traced(module: nn.Module, images: Tensor, batch: int | None = 1) -> ExportedProgram:

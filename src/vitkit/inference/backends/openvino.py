@@ -76,26 +76,22 @@ class OpenVINORunner(GraphRunner):
         requests = self._local.__dict__.setdefault("requests", {})  # by number of threads; requests cannot be shared
         count = threads()
         if count not in requests:
-            requests[count] = self._compile(count).create_infer_request()
+            streams = cores() if count == 1 else 1  # calls with one thread run at once, on one core each
+            options = {
+                "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[self.precision],
+                "INFERENCE_NUM_THREADS": count * streams,
+                "NUM_STREAMS": streams,
+            }
+            with self._lock:
+                if count not in self._compiled:
+                    try:
+                        self._compiled[count] = _core().compile_model(self._graph, "CPU", options)
+                    except (RuntimeError, UnicodeDecodeError) as error:
+                        reason = f"OpenVINO cannot compute this model: {_first_line(error)}"
+                        raise VitkitError("inference.runtime-failed", reason) from error
+            requests[count] = self._compiled[count].create_infer_request()
         results = requests[count].infer([images], share_inputs=True)
         return {name: results[i] for i, name in enumerate(self._names)}
-
-    def _compile(self, count: int) -> Any:
-        """Return the graph compiled for calls that compute with `count` threads each."""
-        streams = cores() if count == 1 else 1  # calls with one thread run at once, on one core each
-        options = {
-            "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[self.precision],
-            "INFERENCE_NUM_THREADS": count * streams,
-            "NUM_STREAMS": streams,
-        }
-        with self._lock:
-            if count not in self._compiled:
-                try:
-                    self._compiled[count] = _core().compile_model(self._graph, "CPU", options)
-                except (RuntimeError, UnicodeDecodeError) as error:
-                    reason = f"OpenVINO cannot compute this model: {_first_line(error)}"
-                    raise VitkitError("inference.runtime-failed", reason) from error
-            return self._compiled[count]
 
 
 @cache

@@ -108,12 +108,20 @@ def measure_plans(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16)
     Blocks of the same kind cost the same. Therefore one block of each kind is timed, and its time is multiplied by the
     number of such blocks. If time runs out before the minimum number of rounds, the result contains only `plain`.
     """
-    short_model, repeats = _one_of_each_kind(model)
+    # A copy with one block of each kind and the last block, which is counted apart because it may compute only some of
+    # the tokens.
+    config = model.config
+    kinds = [(i in config.conv_layers, windows_of(config, i)) for i in range(len(model.blocks) - 1)]
+    counts = Counter(kinds)
+    short_model = copy_sharing_parameters(model)
+    first_of_each = [short_model.blocks[kinds.index(kind)] for kind in counts]
+    short_model.blocks = Layers(*first_of_each, short_model.blocks[-1])
+    repeats = list(counts.values())
+
     plans = [name for name in PLANS if name != "auto"]
     if not can_pack(dtype):
         plans = [name for name in plans if not name.startswith("packed")]
     candidates = {name: build_plan(short_model, name, dtype) for name in plans}
-    config = model.config
     images = torch.randn(BATCH, config.in_channels, *config.image_size, generator=torch.Generator().manual_seed(0))
     began = time.monotonic()
     with thread_pool(is_concurrent=True) as (pool, count, _):
@@ -125,20 +133,6 @@ def measure_plans(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16)
     for name in plans:
         speedups[name] = statistics.median(seconds["plain"] / seconds[name] for seconds in rounds if name in seconds)
     return speedups
-
-
-def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list[int]]:
-    """Return a copy with one block of each kind and the last block, and the number of blocks of each kind.
-
-    The last block is counted apart, because it may compute only some of the tokens.
-    """
-    config = model.config
-    kinds = [(i in config.conv_layers, windows_of(config, i)) for i in range(len(model.blocks) - 1)]
-    counts = Counter(kinds)
-    short_model = copy_sharing_parameters(model)
-    first_of_each = [short_model.blocks[kinds.index(kind)] for kind in counts]
-    short_model.blocks = Layers(*first_of_each, short_model.blocks[-1])
-    return short_model, list(counts.values())
 
 
 @torch.inference_mode()

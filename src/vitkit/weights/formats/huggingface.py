@@ -63,6 +63,14 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if checkpoint.config is None:
         hint = "; ViTMSN has the same tensors and 1e-6: for that, set norm_eps=1e-6" if family == "vit" else ""
         assumed = {"norm_eps": f"{_eps(family):g}{hint}", "gelu": "erf"}
+    start = re.escape(prefix)
+    dropped = {rf"{start}embeddings\.mask_token$": "trained to predict masked patches"}  # reasons, by pattern of names
+    if family == "vit_mae":
+        dropped[r"decoder\."] = "MAE's decoder"
+    if prefix and "classifier.weight" in names:
+        dropped[rf"{start}pooler\."] = "the classifier does not read it"
+    elif family == "deit":
+        dropped[rf"{start}pooler\."] = "DeiT has no representation layer"
     layers, depth = matches[0]["layers"], depth_of(match["number"] for match in matches)
     resizes = family.startswith("dinov2")
     return Layout(
@@ -73,21 +81,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         assumed=assumed,
         classes=json_files.labels(config),
         image_size=json_files.parse_size(config.get("image_size")),
-        dropped=_dropped(names, family, prefix),
+        dropped=reasons_of(dropped, names),
     )
-
-
-def _dropped(names: Collection[str], family: str, prefix: str) -> dict[str, str]:
-    """Return the tensors that are not part of the classifier, each with the reason."""
-    start = re.escape(prefix)
-    reasons = {rf"{start}embeddings\.mask_token$": "trained to predict masked patches"}
-    if family == "vit_mae":
-        reasons[r"decoder\."] = "MAE's decoder"
-    if prefix and "classifier.weight" in names:
-        reasons[rf"{start}pooler\."] = "the classifier does not read it"
-    elif family == "deit":
-        reasons[rf"{start}pooler\."] = "DeiT has no representation layer"
-    return reasons_of(reasons, names)
 
 
 def family_of(config: ViTConfig) -> str:
@@ -298,8 +293,17 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
         "label2id": {name: i for i, name in enumerate(classifier.classes)},
     }
     if family.startswith("dinov2"):
+        # The whole `mlp_ratio` with which transformers' DINOv2 has MLPs of this size.
+        for ratio in range(1, max(config.mlp_size // config.hidden_size, 16) + 1):
+            size = config.hidden_size * ratio
+            if config.mlp_kind == "swiglu":
+                size = (int(size * 2 / 3) + 7) // 8 * 8  # transformers rounds 2/3 of it up to a multiple of eight
+            if size == config.mlp_size:
+                break
+        else:
+            raise export.inexpressible("Hugging Face", f"mlp_size {config.mlp_size}")
         described |= {
-            "mlp_ratio": _mlp_ratio(config),
+            "mlp_ratio": ratio,
             "use_swiglu_ffn": config.mlp_kind == "swiglu",
             "layerscale_value": config.layer_scale,
         }
@@ -308,14 +312,3 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
     if family == "dinov2_with_registers":
         described["num_register_tokens"] = config.registers
     return described
-
-
-def _mlp_ratio(config: ViTConfig) -> int:
-    """Return the whole `mlp_ratio` with which transformers' DINOv2 has MLPs of this size."""
-    for ratio in range(1, max(config.mlp_size // config.hidden_size, 16) + 1):
-        size = config.hidden_size * ratio
-        if config.mlp_kind == "swiglu":
-            size = (int(size * 2 / 3) + 7) // 8 * 8  # transformers rounds 2/3 of it up to a multiple of eight
-        if size == config.mlp_size:
-            return ratio
-    raise export.inexpressible("Hugging Face", f"mlp_size {config.mlp_size}")

@@ -70,7 +70,13 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if has_classifier:
         pooling = [name for name in names if name.startswith(f"{prefix}head.")]
         dropped |= dict.fromkeys(pooling, "the classifier reads the mean of the patches")
-    config = _vision_config(checkpoint)
+    config = None  # the part of config.json about the image encoder; None if there is no config.json
+    if checkpoint.config is not None:
+        config = checkpoint.config.get("vision_config", checkpoint.config)
+        if config is not None and not isinstance(config, Mapping):
+            raise VitkitError(
+                "weights.description-invalid", f"config.json: vision_config must be an object, not {config!r:.80}"
+            )
     if family == "clip":
         pool = "token"
     elif has_classifier:
@@ -99,18 +105,6 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         image_size=None if config is None else json_files.parse_size(json_files.or_default(config, "image_size", 224)),
         dropped=dropped,
     )
-
-
-def _vision_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
-    """Return the part of config.json about the image encoder; None if there is no config.json."""
-    if checkpoint.config is None:
-        return None
-    config = checkpoint.config.get("vision_config", checkpoint.config)
-    if config is not None and not isinstance(config, Mapping):
-        raise VitkitError(
-            "weights.description-invalid", f"config.json: vision_config must be an object, not {config!r:.80}"
-        )
-    return config
 
 
 def _family(checkpoint: Checkpoint, prefix: str) -> str:

@@ -56,12 +56,20 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     is_clip = any(name.startswith("norm_pre.") for name in names)
     is_beit3 = bool(matches_of(r"blocks\.\d+\.(attn|mlp)\.norm\.", names))
     described = stored_description(checkpoint)
-    fields = {
-        **FIELDS,
-        "norm_eps": 1e-5 if is_clip or is_beit3 else 1e-6,
-        **_last_norm_field(checkpoint),
-        **fields_from_config(checkpoint),
-    }
+    fields = {**FIELDS, "norm_eps": 1e-5 if is_clip or is_beit3 else 1e-6}
+    if "cls_token" in names and not matches_of(r"(norm|fc_norm)\.", names):
+        # RADIO's and InternViT's encoders have no last norm.
+        positions = shape_of("pos_embed", names)
+        is_radio = len(positions) == 3 and math.isqrt(positions[1]) ** 2 == positions[1]  # only patches have positions
+        if is_radio and "reg_token" not in names:
+            raise VitkitError(
+                "weights.tensor-missing",
+                f"{checkpoint.path} (timm) has neither reg_token nor norm.weight and norm.bias: save the whole "
+                "state_dict",
+            )
+        if is_radio or matches_of(r"blocks\.\d+\.ls1\.", names):
+            fields["last_norm"] = False
+    fields |= fields_from_config(checkpoint)
     # These arguments show that tensors are absent on purpose, and were not lost.
     arguments = arguments_of(checkpoint)
     if arguments.get("qkv_bias") is False:
@@ -89,22 +97,6 @@ def _our_name(name: str) -> str:
     if name == "pos_embedding.pos_embedding":  # in the scripts of some tutorials
         return "pos_embed"
     return name.replace("patch_embed.backbone.", "patch_embed.backbone.stem.") if name in _ROOT else name
-
-
-def _last_norm_field(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return `{"last_norm": False}` for RADIO's and InternViT's encoders, which have no last norm; {} for others."""
-    names = checkpoint.tensors
-    if matches_of(r"(norm|fc_norm)\.", names) or "cls_token" not in names:
-        return {}
-    positions = shape_of("pos_embed", names)
-    is_radio = len(positions) == 3 and math.isqrt(positions[1]) ** 2 == positions[1]  # only patches have positions
-    if is_radio and "reg_token" not in names:
-        raise VitkitError(
-            "weights.tensor-missing",
-            f"{checkpoint.path} (timm) has neither reg_token nor norm.weight and norm.bias: save the whole state_dict",
-        )
-    is_internvit = bool(matches_of(r"blocks\.\d+\.ls1\.", names))
-    return {"last_norm": False} if is_radio or is_internvit else {}
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:
@@ -270,8 +262,18 @@ def _files(classifier: Classifier) -> Files:
     )
     preprocess = classifier.preprocess
     preprocess.check_known()
+    # A timm model of the same class, from which `_arguments` states the differences.
+    if config.stem is not None:
+        architecture = _HYBRIDS[config.stem]
+    elif config.distill_token:
+        architecture = "deit_base_distilled_patch16_224"
+    elif config.embed_norm:
+        is_quick = config.gelu == "quick"
+        architecture = "vit_base_patch16_clip_quickgelu_224" if is_quick else "vit_base_patch16_clip_224"
+    else:
+        architecture = "vit_giant_patch14_dinov2" if config.mlp_kind == "swiglu" else "vit_base_patch16_224"
     described = {
-        "architecture": _architecture(config),
+        "architecture": architecture,
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
         "global_pool": _TIMM_POOLS[config.pool],
@@ -292,17 +294,6 @@ def _files(classifier: Classifier) -> Files:
     root = {} if config.stem != () else {_our_name(name): same(name) for name in _ROOT}
     tensors = export.tensors_under(classifier, Layout(format="timm", pieces=root))
     return tensors, {"config.json": described}
-
-
-def _architecture(config: ViTConfig) -> str:
-    """Return the name of a timm model of the same class, from which `_arguments` states the differences."""
-    if config.stem is not None:
-        return _HYBRIDS[config.stem]
-    if config.distill_token:
-        return "deit_base_distilled_patch16_224"
-    if config.embed_norm:
-        return "vit_base_patch16_clip_quickgelu_224" if config.gelu == "quick" else "vit_base_patch16_clip_224"
-    return "vit_giant_patch14_dinov2" if config.mlp_kind == "swiglu" else "vit_base_patch16_224"
 
 
 def _arguments(config: ViTConfig) -> dict[str, Any]:

@@ -103,7 +103,19 @@ def _family(names: Names, architecture: str) -> Family | None:
         is_encoder = has(names, r"attn_pool\.") or not has(names, r"norm\.")
         return _perception_encoder(names) if is_encoder else None
     if has_layer_scale and has(names, r"blocks\.\d+\.attn\.qkv\.bias$"):
-        return _rope_vit(names)
+        is_mixed, has_positions = "rope.freqs" in names, "pos_embed" in names
+        base = 10.0 if is_mixed else 100.0
+        fields = {
+            "rotary": "mixed" if is_mixed else "axial", "rotary_base": base, "prefix_positions": False,
+            "position": "learned_1d" if has_positions else "none", "pool": "token", "class_token": True,
+        }  # fmt: skip
+        rotary = "mixed, as in RoPE-ViT with" if is_mixed else "axial, of base 100, as in RoPE-ViT without"
+        presence = "present" if has_positions else "absent"
+        assumed = {
+            "rotary": f"{rotary} rope.freqs; if wrong: rotary_base=...",
+            "position": f"{fields['position']}, because pos_embed is {presence}; some models of RoPE-ViT have it",
+        }
+        return Family("RoPE-ViT", fields, {**_IMAGENET, "crop_pct": 0.9}, ("cls_token",), 224, assumed)
     if has_layer_scale and has(names, r"fc_norm\."):
         if "cls_token" in names:  # BEiT; its tables are missing, otherwise `recognise_beit` would have recognised it
             return Family("BEiT", {}, _HALF, ("rel_pos_bias.relative_position_bias_table",))
@@ -129,7 +141,14 @@ def _family(names: Names, architecture: str) -> Family | None:
 def _eva(names: Names, architecture: str) -> Family:
     required = ("cls_token", "pos_embed")
     fields: dict[str, Any] = {"pool": "gap" if has(names, r"fc_norm\.") else "token", "class_token": True}
-    if has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\.") or _most_are_gated(names):
+    # In a gated MLP, fc1 computes gates and values: it has twice as many outputs as fc2 has inputs.
+    fc1 = shapes_like(names, r"blocks\.\d+\.mlp\.fc1\.weight$")
+    fc2 = shapes_like(names, r"blocks\.\d+\.mlp\.fc2\.weight$")
+    gated = 0
+    for first, second in zip(fc1, fc2, strict=False):
+        if len(first) == len(second) == 2 and first[0] == 2 * second[1]:
+            gated += 1
+    if has(names, r"blocks\.\d+\.mlp\.fc1_[gx]\.") or gated > len(fc1) / 2:
         rotary = {"rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16)}
         assumed = {"rotary": f"eva, {_GRID_16} as in EVA-02 at every image size; {_IF_WRONG}"}
         return Family("EVA-02", {**fields, **rotary}, _CLIP, required, assumed=assumed)
@@ -145,17 +164,6 @@ def _eva(names: Names, architecture: str) -> Family:
         )
     fields |= {"norm": "res-post" if is_post else "pre", "heads": _HEADS["EVA"].get(sizes[1])}
     return Family("EVA", fields, _CLIP, required, assumed=assumed)
-
-
-def _most_are_gated(names: Names) -> bool:
-    """Return whether fc1 has twice as many outputs as fc2 has inputs in most MLPs: gates and values."""
-    fc1 = shapes_like(names, r"blocks\.\d+\.mlp\.fc1\.weight$")
-    fc2 = shapes_like(names, r"blocks\.\d+\.mlp\.fc2\.weight$")
-    gated = 0
-    for first, second in zip(fc1, fc2, strict=False):
-        if len(first) == len(second) == 2 and first[0] == 2 * second[1]:
-            gated += 1
-    return gated > len(fc1) / 2
 
 
 def _perception_encoder(names: Names) -> Family:
@@ -185,22 +193,6 @@ def _perception_encoder(names: Names) -> Family:
         fields["pool_heads"] = 8
         assumed["pool_heads"] = "8, as in all models of Perception Encoder; if wrong: pool_heads=..."
     return Family("Perception Encoder", fields, _HALF, ("pos_embed",), assumed=assumed)
-
-
-def _rope_vit(names: Names) -> Family:
-    is_mixed, has_positions = "rope.freqs" in names, "pos_embed" in names
-    base = 10.0 if is_mixed else 100.0
-    fields = {
-        "rotary": "mixed" if is_mixed else "axial", "rotary_base": base, "prefix_positions": False,
-        "position": "learned_1d" if has_positions else "none", "pool": "token", "class_token": True,
-    }  # fmt: skip
-    rotary = "mixed, as in RoPE-ViT with" if is_mixed else "axial, of base 100, as in RoPE-ViT without"
-    presence = "present" if has_positions else "absent"
-    assumed = {
-        "rotary": f"{rotary} rope.freqs; if wrong: rotary_base=...",
-        "position": f"{fields['position']}, because pos_embed is {presence}; some models of RoPE-ViT have it",
-    }
-    return Family("RoPE-ViT", fields, {**_IMAGENET, "crop_pct": 0.9}, ("cls_token",), 224, assumed)
 
 
 def _dinov3(names: Names, architecture: str) -> Family:
@@ -246,8 +238,27 @@ def pieces_of(names: Names) -> dict[str, Piece]:
     vitkit's model has one layer for q, k and v, one layer for gate and value, and LayerScale layers.
     """
     pieces = {name: same(name) for name in names}
-    blocks = dict.fromkeys(match[1] for match in matches_of(r"(blocks\.\d+)\.", names))
-    for form in zip(*map(_forms_of, blocks), strict=True):  # the same form in every block
+    # For each block, all forms in which timm may store its parts, each with vitkit's name of the tensor.
+    forms: list[list[tuple[str, Piece]]] = []
+    for block in dict.fromkeys(match[1] for match in matches_of(r"(blocks\.\d+)\.", names)):
+        table = block.replace("blocks", "rel_pos")
+        q, k, v = (f"{block}.attn.{part}_proj" for part in "qkv")
+        gate, value = f"{block}.mlp.fc1_g", f"{block}.mlp.fc1_x"
+        forms.append(
+            [
+                (f"{block}.attn.qkv.weight", joined(f"{q}.weight", f"{k}.weight", f"{v}.weight")),
+                (f"{block}.attn.qkv.bias", without_key_bias(f"{q}.bias", f"{v}.bias")),
+                (f"{block}.attn.qkv.bias", without_key_bias(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
+                (f"{block}.mlp.fc1.weight", joined(f"{gate}.weight", f"{value}.weight")),
+                (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
+                (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
+                (f"{block}.ls2.gamma", same(f"{block}.gamma_2")),
+                (f"{table}.table", same(f"{block}.attn.relative_position_bias_table")),
+                (f"{table}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
+                *((f"{table}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
+            ]
+        )
+    for form in zip(*forms, strict=True):  # the same form in every block
         # If any block uses the form, all blocks are expected to use it.
         if any(name in names for _, piece in form for name in piece.stored_names):
             for ours, piece in form:
@@ -255,25 +266,6 @@ def pieces_of(names: Names) -> dict[str, Piece]:
                 for theirs in piece.stored_names:
                     pieces.pop(theirs, None)
     return pieces
-
-
-def _forms_of(block: str) -> list[tuple[str, Piece]]:
-    """Return all forms in which timm may store the parts of a block, each with vitkit's name of the tensor."""
-    table = block.replace("blocks", "rel_pos")
-    q, k, v = (f"{block}.attn.{part}_proj" for part in "qkv")
-    gate, value = f"{block}.mlp.fc1_g", f"{block}.mlp.fc1_x"
-    return [
-        (f"{block}.attn.qkv.weight", joined(f"{q}.weight", f"{k}.weight", f"{v}.weight")),
-        (f"{block}.attn.qkv.bias", without_key_bias(f"{q}.bias", f"{v}.bias")),
-        (f"{block}.attn.qkv.bias", without_key_bias(f"{block}.attn.q_bias", f"{block}.attn.v_bias")),
-        (f"{block}.mlp.fc1.weight", joined(f"{gate}.weight", f"{value}.weight")),
-        (f"{block}.mlp.fc1.bias", joined(f"{gate}.bias", f"{value}.bias")),
-        (f"{block}.ls1.gamma", same(f"{block}.gamma_1")),
-        (f"{block}.ls2.gamma", same(f"{block}.gamma_2")),
-        (f"{table}.table", same(f"{block}.attn.relative_position_bias_table")),
-        (f"{table}.table", same(f"{block}.attn.rel_pos.relative_position_bias_table")),
-        *((f"{table}.{part}", same(f"{block}.attn.rel_pos.{part}")) for part in MLP_PARTS),
-    ]
 
 
 _PREFIX = "embeds."

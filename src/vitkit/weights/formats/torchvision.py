@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from vitkit.weights.checkpoint import Checkpoint, StoredTensor
+from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.layout import Layout, Piece, depth_of, pair, same
 from vitkit.weights.tensor_names import matches_of, shape_of
 
@@ -57,17 +56,15 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             **pair(f"{ours}.mlp.fc1", f"{theirs}.mlp.{fc1}"),
             **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.{fc2}"),
         }
-    preprocess = _preprocess(checkpoint.tensors, depth)
-    return Layout(format="torchvision", pieces=pieces, fields=FIELDS, preprocess=preprocess)
 
-
-def _preprocess(tensors: Mapping[str, StoredTensor], depth: int) -> dict[str, Any]:
-    """Return the preprocessing of torchvision's published weights of this size."""
-    positions, kernel = shape_of("encoder.pos_embedding", tensors), shape_of("conv_proj.weight", tensors)
+    # The preprocessing of torchvision's published weights of this size.
+    names = checkpoint.tensors
+    positions, kernel = shape_of("encoder.pos_embedding", names), shape_of("conv_proj.weight", names)
     patch = kernel[-1] if len(kernel) == 4 else 0
     side = math.isqrt(max(positions[1] - 1, 0)) * patch if len(positions) == 3 else 0  # of the images, in pixels
+    preprocess = PREPROCESS
     if side > 224 or patch == 14:  # SWAG's models, which are evaluated without a crop
-        return {**PREPROCESS, "crop_pct": 1.0, "interpolation": "bicubic"}
-    if depth >= 24 and patch == 16:  # vit_l_16
-        return {**PREPROCESS, "crop_pct": 224 / 242}
-    return PREPROCESS
+        preprocess = {**PREPROCESS, "crop_pct": 1.0, "interpolation": "bicubic"}
+    elif depth >= 24 and patch == 16:  # vit_l_16
+        preprocess = {**PREPROCESS, "crop_pct": 224 / 242}
+    return Layout(format="torchvision", pieces=pieces, fields=FIELDS, preprocess=preprocess)
