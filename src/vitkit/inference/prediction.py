@@ -289,23 +289,22 @@ class Columns:
             order = np.argsort(-ranking.probabilities[members], kind="stable")
             prediction_set = tuple(ranking.classes[i] for i in members[order])
         is_unknown = self._is_unknown(prediction.familiar)
+        is_rejected = is_unknown
+        if not is_rejected and self.reject is not None:
+            assert prediction.confidence is not None
+            is_rejected = prediction.confidence < self.reject
+        if not is_rejected and self.rules.sure is not None:
+            is_rejected = not self.rules.sure.answers(_ranking_of(prediction).probabilities[None])[0]
         return Row(
             path=prediction.path,
             name=prediction.label,
             confidence=prediction.confidence,
-            is_rejected=is_unknown or self._is_unsure(prediction),
+            is_rejected=is_rejected,
             top=tuple(prediction.ranking[: self.top]) if self.top > 1 else (),
             set=prediction_set,
             familiar=prediction.familiar,
             is_unknown=is_unknown,
         )
-
-    def _is_unsure(self, prediction: Prediction) -> bool:
-        assert prediction.confidence is not None
-        if self.reject is not None and prediction.confidence < self.reject:
-            return True
-        sure = self.rules.sure
-        return sure is not None and not sure.answers(_ranking_of(prediction).probabilities[None])[0]
 
     def _is_unknown(self, familiar: float | None) -> bool:
         level = self.rules.unknown

@@ -464,9 +464,32 @@ def read_checkpoint(path: Path, *, full_names: bool = False) -> Checkpoint:
 
 def _weight_files(folder: Path) -> list[Path]:
     for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        index = _read_json(folder / name)
-        if index is not None:
-            return _shards(folder / name, index)
+        path = folder / name
+        index = _read_json(path)
+        if index is None:
+            continue
+        # The files that an index lists must exist in the same folder.
+        try:
+            shards = sorted(set(index["weight_map"].values()))
+        except (KeyError, AttributeError, TypeError) as error:
+            raise _damaged(path, "it has no weight_map") from error
+        if not shards:
+            raise _damaged(path, "its weight_map names no file")
+        for shard in shards:
+            # The name must be that of a file, and not a path on any system.
+            if not isinstance(shard, str) or not re.fullmatch(r"(?!\.\.?$)[^/\\:\0]+", shard):
+                raise VitkitError(
+                    "weights.index-invalid",
+                    f"{path} names {shard!r:.200}: expected the names of files in the same folder",
+                )
+        files = [folder / shard for shard in shards]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise VitkitError(
+                "weights.shard-missing",
+                f"{folder} is incomplete: it lacks {', '.join(missing)}, which {name} lists; download what is missing",
+            )
+        return files
     for name in ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP):
         if (folder / name).is_file():
             return [folder / name]
@@ -483,31 +506,6 @@ def _weight_files(folder: Path) -> list[Path]:
         "weights.tensors-absent",
         f"{folder} contains no weights: expected model.json (vitkit), model.safetensors or pytorch_model.bin",
     )
-
-
-def _shards(path: Path, index: Mapping[str, Any]) -> list[Path]:
-    """Return the files that an index at `path` lists, after checking that they are in the same folder and exist."""
-    try:
-        names = sorted(set(index["weight_map"].values()))
-    except (KeyError, AttributeError, TypeError) as error:
-        raise _damaged(path, "it has no weight_map") from error
-    if not names:
-        raise _damaged(path, "its weight_map names no file")
-    for name in names:
-        # The name must be that of a file, and not a path on any system.
-        if not isinstance(name, str) or not re.fullmatch(r"(?!\.\.?$)[^/\\:\0]+", name):
-            raise VitkitError(
-                "weights.index-invalid", f"{path} names {name!r:.200}: expected the names of files in the same folder"
-            )
-    files = [path.parent / name for name in names]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise VitkitError(
-            "weights.shard-missing",
-            f"{path.parent} is incomplete: it lacks {', '.join(missing)}, which {path.name} lists; download what is "
-            "missing",
-        )
-    return files
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

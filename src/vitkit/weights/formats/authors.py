@@ -91,6 +91,11 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
     pieces = {name: same(name) for name in names if not name.startswith("blocks.") and name not in dropped}
     pieces["reg_token"] = pieces.pop("storage_tokens")
     matches = matches_of(_BLOCK, names)
+
+    def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, Tensor]:
+        q, k, v = ours.chunk(3)  # the mask is 1 for the bias of q, 0 for k and 1 for v
+        return ours, torch.cat([torch.ones_like(q), torch.zeros_like(k), torch.ones_like(v)])
+
     parts = dict.fromkeys(match[2] for match in matches)  # every block is expected to have the parts of any block
     for layer in dict.fromkeys(match[1] for match in matches):
         prefix = f"blocks.{layer}."
@@ -98,7 +103,7 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
         if "attn.qkv.bias_mask" in parts:
             bias, mask = f"{prefix}attn.qkv.bias", f"{prefix}attn.qkv.bias_mask"
             del pieces[mask]
-            pieces[bias] = _masked_bias(bias, mask)
+            pieces[bias] = Piece((bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), split)
         if "mlp.w1.weight" in parts:
             for kind in ("weight", "bias"):
                 gate, value, out = (f"{prefix}mlp.w{i}.{kind}" for i in (1, 2, 3))
@@ -107,16 +112,6 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
                 pieces[f"{prefix}mlp.fc1.{kind}"] = joined(gate, value)
                 pieces[f"{prefix}mlp.fc2.{kind}"] = same(out)
     return pieces
-
-
-def _masked_bias(bias: str, mask: str) -> Piece:
-    """Return the `Piece` of a bias of q, k and v, whose mask is 1 for q, 0 for k and 1 for v."""
-
-    def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, Tensor]:
-        q, k, v = ours.chunk(3)
-        return ours, torch.cat([torch.ones_like(q), torch.zeros_like(k), torch.ones_like(v)])
-
-    return Piece((bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), split)
 
 
 # --- EVA-02 ---------------------------------------------------------------------------------------------------

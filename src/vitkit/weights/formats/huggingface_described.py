@@ -133,11 +133,14 @@ def described_layout(
     if not resizes and model_size is not None and processed_size not in (None, model_size):
         notes += (f"{_FILE} makes pictures of {processed_size}, but the model's {model_size} in config.json is used",)
     preprocess = preprocess_of_processor(processor, family)
+    problem = or_default(config, "problem_type", "single_label_classification")  # what the outputs of the head mean
+    if problem not in _TASKS:
+        raise _invalid(f"config.json: problem_type {problem!r:.60} must be one of {', '.join(_TASKS)}")
     return {
         "preprocess": preprocess or usual,
         "is_preprocess_known": preprocess is not None,
         "input_size": processed_size if resizes else None,
-        "task": task_of(config),
+        "task": _TASKS[problem],
         "notes": notes,
     }
 
@@ -166,14 +169,6 @@ def activation(name: Any) -> dict[str, str]:
 def hidden_act(config: ViTConfig) -> str:
     """Return transformers' name of the configuration's activation function."""
     return ACTIVATIONS[config.gelu] if config.activation == "gelu" else config.activation
-
-
-def task_of(config: Mapping[str, Any]) -> Task:
-    """Return what the outputs of the head mean, according to `problem_type`."""
-    written = or_default(config, "problem_type", "single_label_classification")
-    if written not in _TASKS:
-        raise _invalid(f"config.json: problem_type {written!r:.60} must be one of {', '.join(_TASKS)}")
-    return _TASKS[written]
 
 
 def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:

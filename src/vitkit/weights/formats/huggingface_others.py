@@ -60,26 +60,27 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
         r".*relative_position_index$": "it follows from the grid",
     }
     layers = prefix + matches[0]["layers"]
+    described = described_layout(checkpoint, family, _PREPROCESS, resizes=True)
+    pieces = _pieces(prefix, layers, depth_of(match["layer"] for match in matches), names, fields)
+    classes = labels(config) if "classifier.weight" in names else None
+
+    # The image size, which otherwise follows from the tables of biases, whose patch grid is square.
+    size = parse_size(config.get("image_size"))
+    kernel = shape_of(f"{prefix}embeddings.patch_embeddings.projection.weight", names)
+    rows = most_common(tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape)
+    if size is None and rows and len(kernel) == 4:
+        side = (math.isqrt(max(rows - 3, 0)) + 1) // 2  # (2 side - 1) ** 2 offsets, and 3 rows of the class token
+        size = (side * kernel[-2], side * kernel[-1]) if side else None
     return Layout(
-        **described_layout(checkpoint, family, _PREPROCESS, resizes=True),
+        **described,
         format=f"Hugging Face {family}",
-        pieces=_pieces(prefix, layers, depth_of(match["layer"] for match in matches), names, fields),
+        pieces=pieces,
         fields=fields,
-        classes=labels(config) if "classifier.weight" in names else None,
-        image_size=parse_size(config.get("image_size")) or _size_of_tables(names, prefix),
+        classes=classes,
+        image_size=size,
         assumed={} if checkpoint.config is not None else {"norm_eps": "1e-12", "gelu": "erf"},
         dropped=reasons_of(dropped, names),
     )
-
-
-def _size_of_tables(names: Mapping[str, StoredTensor], prefix: str) -> tuple[int, int] | None:
-    """Infer the image size (height, width) in pixels from the tables of biases, whose patch grid is square."""
-    kernel = shape_of(f"{prefix}embeddings.patch_embeddings.projection.weight", names)
-    rows = most_common(tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape)
-    if not rows or len(kernel) != 4:
-        return None
-    side = (math.isqrt(max(rows - 3, 0)) + 1) // 2  # (2 side - 1) ** 2 offsets, and 3 rows of the class token
-    return (side * kernel[-2], side * kernel[-1]) if side else None
 
 
 def _shared_tables(prefix: str) -> tuple[str, str]:

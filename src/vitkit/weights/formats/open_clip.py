@@ -64,19 +64,27 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         "erf, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors and "
         "x sigmoid(1.702 x): for those, set gelu='quick'"
     )
+    fields: dict[str, Any] = {
+        "class_token": True,
+        "embed_norm": True,
+        "patch_bias": False,
+        "pool": "token",
+        "qkv_bias": True,
+        "norm_eps": 1e-5,
+        "position_resize": "timm",
+    }
+    if model is not None:  # open_clip_config.json, with OpenCLIP's defaults for missing fields
+        unsupported = "attentional_pool no_ln_pre timm_model_name global_average_pool block_type act_kwargs"
+        for name in unsupported.split():
+            if vision.get(name):
+                message = f"{_FILE}: {name} {vision[name]!r} is not supported"
+                raise VitkitError("weights.description-unsupported", message)
+        heads = or_default(vision, "width", 768) // or_default(vision, "head_width", 64)
+        fields |= {"gelu": "quick" if model.get("quick_gelu") else "erf", "heads": heads}
     return Layout(
         **shared,
         pieces=pieces,
-        fields={
-            "class_token": True,
-            "embed_norm": True,
-            "patch_bias": False,
-            "pool": "token",
-            "qkv_bias": True,
-            "norm_eps": 1e-5,
-            "position_resize": "timm",
-            **({} if model is None else _fields(model, vision)),
-        },
+        fields=fields,
         assumed={} if model else {"gelu": gelu},
         preprocess=preprocess or timm.CLIP,
         dropped=others,
@@ -107,16 +115,6 @@ def _timm_layout(
         assumed={} if architecture else {"gelu": gelu},
         dropped={f"{_TRUNK}{name}": reason for name, reason in layout.dropped.items()} | others,
     )
-
-
-def _fields(model: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the image encoder in open_clip_config.json, with OpenCLIP's defaults for missing ones."""
-    unsupported = "attentional_pool no_ln_pre timm_model_name global_average_pool block_type act_kwargs"
-    for name in unsupported.split():
-        if vision.get(name):
-            raise VitkitError("weights.description-unsupported", f"{_FILE}: {name} {vision[name]!r} is not supported")
-    heads = or_default(vision, "width", 768) // or_default(vision, "head_width", 64)
-    return {"gelu": "quick" if model.get("quick_gelu") else "erf", "heads": heads}
 
 
 def _preprocess(config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -105,7 +105,7 @@ def _family(names: Names, architecture: str) -> Family | None:
     if has_layer_scale and has(names, r"blocks\.\d+\.attn\.qkv\.bias$"):
         is_mixed, has_positions = "rope.freqs" in names, "pos_embed" in names
         base = 10.0 if is_mixed else 100.0
-        fields = {
+        fields: dict[str, Any] = {
             "rotary": "mixed" if is_mixed else "axial", "rotary_base": base, "prefix_positions": False,
             "position": "learned_1d" if has_positions else "none", "pool": "token", "class_token": True,
         }  # fmt: skip
@@ -126,7 +126,18 @@ def _family(names: Names, architecture: str) -> Family | None:
         assumed = {"rotary": f"eva, {_GRID_16} as in timm's vit_*_rope_reg*_gap_256; {_IF_WRONG}"}
         return Family("rotary ViT", fields, {**_HALF, "crop_pct": 0.95}, ("reg_token",), 256, assumed)
     if has_layer_scale:
-        return _dinov3(names, architecture)
+        pool = "token" if "lingbot" in architecture else "gap"
+        fields = {
+            "rotary": "dinov3", "rotary_base": 100.0, "position": "none", "norm_eps": 1e-5,
+            "pool": pool, "class_token": True, "heads": _HEADS["DINOv3"].get(_sizes(names)[1]),
+        }  # fmt: skip
+        assumed = {"rotary": "dinov3, of base 100, as in DINOv3; if wrong: rotary_base=..."}
+        if not architecture:
+            assumed["pool"] = (
+                f"{pool}, as in timm's DINOv3; LingBot-Vision has the same tensors and reads its class token, as "
+                "DINOv3's authors do: for that, set pool='token'"
+            )
+        return Family("DINOv3", fields, _IMAGENET, ("cls_token", "reg_token"), 256, assumed)
     if has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):
         return _eva(names, architecture)
     if not has(names, r"blocks\.\d+\.mlp\.fc1_"):
@@ -193,22 +204,6 @@ def _perception_encoder(names: Names) -> Family:
         fields["pool_heads"] = 8
         assumed["pool_heads"] = "8, as in all models of Perception Encoder; if wrong: pool_heads=..."
     return Family("Perception Encoder", fields, _HALF, ("pos_embed",), assumed=assumed)
-
-
-def _dinov3(names: Names, architecture: str) -> Family:
-    pool = "token" if "lingbot" in architecture else "gap"
-    fields = {
-        "rotary": "dinov3", "rotary_base": 100.0, "position": "none", "norm_eps": 1e-5,
-        "pool": pool, "class_token": True, "heads": _HEADS["DINOv3"].get(_sizes(names)[1]),
-    }  # fmt: skip
-    assumed = {
-        "rotary": "dinov3, of base 100, as in DINOv3; if wrong: rotary_base=...",
-        "pool": f"{pool}, as in timm's DINOv3; LingBot-Vision has the same tensors and reads its class token, as "
-        "DINOv3's authors do: for that, set pool='token'",
-    }
-    if architecture:
-        del assumed["pool"]
-    return Family("DINOv3", fields, _IMAGENET, ("cls_token", "reg_token"), 256, assumed)
 
 
 # --- What the tensors say -------------------------------------------------------------------------------------
@@ -392,7 +387,18 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
 
     described = stored_description(checkpoint)
     settings = {**fields_from_config(checkpoint), **described.get("fields", {})}
-    fields = _table_fields(names) if is_table else _mlp_fields(names)
+    if is_table:  # of biases, (offsets, heads)
+        is_in_blocks = has(names, r"blocks\.\d+\.attn\.(rel_pos\.)?relative_position_bias_table$")
+        tables = shapes_like(names, _TABLE_BEIT)
+        fields: dict[str, Any] = {
+            "position": "relative_bias",
+            "position_at": "every_layer" if is_in_blocks else "shared",
+            "class_token": True,
+            "pool": "gap" if has(names, r"fc_norm\.") else "token",
+            "heads": most_common(shape[1] for shape in tables if len(shape) == 2) or None,
+        }
+    else:
+        fields = _mlp_fields(names)
     size = _size_of_tables(names) if is_table else described.get("image_size")
     assumed: dict[str, str] = {}
     if fields.get("norm") == "res-post":
@@ -436,19 +442,6 @@ def _beit_pieces(names: Names) -> dict[str, Piece]:
         pieces.pop(theirs, None)
         pieces[ours] = same(theirs)
     return pieces
-
-
-def _table_fields(names: Names) -> dict[str, Any]:
-    """Return the fields of a model with tables of biases, (offsets, heads)."""
-    is_in_blocks = has(names, r"blocks\.\d+\.attn\.(rel_pos\.)?relative_position_bias_table$")
-    tables = shapes_like(names, _TABLE_BEIT)
-    return {
-        "position": "relative_bias",
-        "position_at": "every_layer" if is_in_blocks else "shared",
-        "class_token": True,
-        "pool": "gap" if has(names, r"fc_norm\.") else "token",
-        "heads": most_common(shape[1] for shape in tables if len(shape) == 2) or None,
-    }
 
 
 def _mlp_fields(names: Names) -> dict[str, Any]:
