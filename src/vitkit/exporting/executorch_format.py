@@ -17,6 +17,8 @@ from vitkit.exporting.formats import INT8
 from vitkit.inference.backends.graph_runner import GraphRunner
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from vitkit.exporting.formats import Storage
     from vitkit.model.build import Model
 
@@ -32,26 +34,31 @@ def convert(model: Model, storage: Storage) -> Any:
 
         program = traced(module, images)
         if storage.precision == INT8:
-            # Quantise linear layers: weights per output channel, and the tokens of an image at run time.
-            from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-                XNNPACKQuantizer,
-                get_symmetric_quantization_config,
-            )
-            from torch.fx import GraphModule
-            from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-            def is_quantized(node: Any) -> bool:
-                modules = {name for name, _ in node.meta.get("nn_module_stack", {}).values()}
-                return modules.isdisjoint(storage.keep)
-
-            settings = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
-            quantizer = XNNPACKQuantizer().set_global(settings)
-            prepared = prepare_pt2e(program.module(), quantizer.set_filter_function(is_quantized))
-            prepared(images)
-            converted = convert_pt2e(prepared)
-            # A program also stores buffers that are not used. `GraphModule` keeps only those that the graph uses.
-            program = traced(GraphModule(converted, converted.graph), images)
+            program = _quantized(program, images, storage.keep)
         return to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+
+
+def _quantized(program: ExportedProgram, images: Any, keep: tuple[str, ...]) -> ExportedProgram:
+    """Quantise linear layers: weights per output channel, and the tokens of an image at run time."""
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from torch.fx import GraphModule
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    from vitkit.inference.backends.graphs import traced
+
+    def is_quantized(node: Any) -> bool:
+        modules = {name for name, _ in node.meta.get("nn_module_stack", {}).values()}
+        return modules.isdisjoint(keep)
+
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
+    prepared = prepare_pt2e(program.module(), quantizer.set_filter_function(is_quantized))
+    prepared(images)
+    converted = convert_pt2e(prepared)
+    # A program also stores buffers that are not used. `GraphModule` keeps only those that the graph uses.
+    return traced(GraphModule(converted, converted.graph), images)
 
 
 def save(graph: Any, path: Path, card: str) -> None:

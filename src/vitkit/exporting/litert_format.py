@@ -51,18 +51,7 @@ def read_card(path: Path) -> str:
         if content[4:8] != _IDENTIFIER:
             raise VitkitError("exporting.file-foreign", "it is not a LiteRT model")
         model = schema.Model.GetRootAs(content)
-        if model.SubgraphsLength() != 1:
-            raise VitkitError("exporting.file-foreign", f"it has {model.SubgraphsLength()} graphs instead of one")
-        has_offsets = any(model.Buffers(i).Offset() for i in range(model.BuffersLength()))
-        if has_offsets or not model.ExternalBuffersIsNone() or not model.ExternalBufferGroupsIsNone():
-            raise VitkitError("exporting.file-foreign", "its weights are outside of the model")
-        names = {code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
-        for i in range(model.OperatorCodesLength()):
-            operation = model.OperatorCodes(i)
-            # Codes above 126 did not fit into the older of the two fields. The runtime takes the larger one.
-            name = names.get(max(operation.BuiltinCode(), operation.DeprecatedBuiltinCode()), "of an unknown number")
-            if name.encode() not in _OPERATIONS:
-                raise VitkitError("exporting.file-foreign", f"it has the operation {name}, which vitkit does not write")
+        _screen(model, schema.BuiltinOperator)
         entries = [model.Metadata(i) for i in range(model.MetadataLength())]
         cards = [model.Buffers(entry.Buffer()).DataAsNumpy() for entry in entries if entry.Name() == CARD.encode()]
         if len(cards) != 1:
@@ -78,6 +67,22 @@ def read_card(path: Path) -> str:
     before, _card, after = content.rpartition(card)
     check_checksum(path, card, before, after)  # of the card, and of all bytes before and after it
     return text
+
+
+def _screen(model: Any, operators: Any) -> None:
+    """Check that a model consists of one graph, contains its weights, and has only operations that vitkit writes."""
+    if model.SubgraphsLength() != 1:
+        raise VitkitError("exporting.file-foreign", f"it has {model.SubgraphsLength()} graphs instead of one")
+    has_offsets = any(model.Buffers(i).Offset() for i in range(model.BuffersLength()))
+    if has_offsets or not model.ExternalBuffersIsNone() or not model.ExternalBufferGroupsIsNone():
+        raise VitkitError("exporting.file-foreign", "its weights are outside of the model")
+    names = {code: name for name, code in vars(operators).items() if isinstance(code, int)}
+    for i in range(model.OperatorCodesLength()):
+        operation = model.OperatorCodes(i)
+        # Codes above 126 did not fit into the older of the two fields. The runtime takes the larger one.
+        name = names.get(max(operation.BuiltinCode(), operation.DeprecatedBuiltinCode()), "of an unknown number")
+        if name.encode() not in _OPERATIONS:
+            raise VitkitError("exporting.file-foreign", f"it has the operation {name}, which vitkit does not write")
 
 
 def convert(model: Model, storage: Storage) -> bytes:
@@ -106,29 +111,33 @@ def _quantized(content: bytes, module: nn.Module, keep: tuple[str, ...]) -> byte
     graph = _unpacked(content).subgraphs[0]
     names = [tensor.name.decode() for tensor in graph.tensors]
     rules = recipe.dynamic_wi8_afp32()
-    # The name of a tensor has the class of the module, followed by the class and the name of each submodule on the way
-    # to the layer. Submodules that are not called themselves, such as lists, are left out.
-    patterns = []
-    for name in keep:
-        pattern = re.escape(_class(module))
-        *containers, last = name.split(".")
-        submodule = module
-        for step in containers:
-            submodule = submodule.get_submodule(step)
-            pattern += f"({re.escape(f'/{_class(submodule)}_{step}')})?"
-        layer = submodule.get_submodule(last)
-        pattern += re.escape(f"/{_class(layer)}_{last}")
-        patterns.append(re.compile(rf"(^|;){pattern}(;|$)"))
-
+    patterns = [re.compile(_tensor_pattern(module, name)) for name in keep]
     for operation in graph.operators:
         if len(operation.inputs) < 2:
             continue  # it has no weights
         weights = names[operation.inputs[1]]
-        if any(kept.search(weights) for kept in patterns):
+        if any(pattern.search(weights) for pattern in patterns):
             output = f"^{re.escape(names[operation.outputs[0]])};$"
             rules.append({"regex": output, "operation": "*", "algorithm_key": "no_quantize", "op_config": {}})
     with redirect_stderr(io.StringIO()):  # progress bars
         return bytes(quantizer.Quantizer(content, rules).quantize(enable_progress_report=False).quantized_model)
+
+
+def _tensor_pattern(module: nn.Module, name: str) -> str:
+    """Return a pattern for the names of the tensors of a layer, the submodule `name` of a module.
+
+    The name of a tensor has the class of the module, followed by the class and the name of each submodule on the way to
+    the layer. Submodules that are not called themselves, such as lists, are left out.
+    """
+    pattern = re.escape(_class(module))
+    *containers, last = name.split(".")
+    submodule = module
+    for step in containers:
+        submodule = submodule.get_submodule(step)
+        pattern += f"({re.escape(f'/{_class(submodule)}_{step}')})?"
+    layer = submodule.get_submodule(last)
+    pattern += re.escape(f"/{_class(layer)}_{last}")
+    return rf"(^|;){pattern}(;|$)"
 
 
 def _class(module: nn.Module) -> str:

@@ -100,20 +100,7 @@ def _screen(content: bytes, weights: int) -> str:
     _check_elements(root, root.tag)
     layers = root.findall("layers/layer")
     for layer in layers:
-        kind, version = layer.attrib["type"], layer.attrib["version"]
-        if (kind, version) not in _ALLOWED:
-            raise VitkitError("exporting.file-foreign", f"it has the operation {kind[:40]!r} of {version[:40]!r}")
-        elements = layer.findall("data")
-        attributes = dict(elements[0].attrib) if elements else {}
-        if len(elements) > 1 or not set(attributes) <= _DATA:
-            reason = f"its operation {kind!r} has attributes that vitkit does not write"
-            raise VitkitError("exporting.file-foreign", reason)
-        if kind == "Const":  # it must lie within the .bin file
-            start = int(attributes.get("offset", -1))
-            size = int(attributes.get("size", -1))
-            if start < 0 or size < 0 or start + size > weights:
-                reason = "its .bin file is too short, so it belongs to another export"
-                raise VitkitError("exporting.file-foreign", reason)
+        _check_operation(layer, weights)
     ids = {layer.get("id") for layer in layers}
     connected = set[str | None]()
     for edge in root.findall("edges/edge"):
@@ -124,6 +111,24 @@ def _screen(content: bytes, weights: int) -> str:
     if len(cards) != 1:
         raise VitkitError("exporting.file-foreign", "it does not state its classes and preprocessing")
     return cards[0].attrib["value"]
+
+
+def _check_operation(layer: ET.Element, weights: int) -> None:
+    """Check that an operation is allowed, and that a constant lies within the .bin file, which has `weights` bytes."""
+    kind, version = layer.attrib["type"], layer.attrib["version"]
+    if (kind, version) not in _ALLOWED:
+        raise VitkitError("exporting.file-foreign", f"it has the operation {kind[:40]!r} of {version[:40]!r}")
+    elements = layer.findall("data")
+    attributes = dict(elements[0].attrib) if elements else {}
+    if len(elements) > 1 or not set(attributes) <= _DATA:
+        reason = f"its operation {kind!r} has attributes that vitkit does not write"
+        raise VitkitError("exporting.file-foreign", reason)
+    if kind == "Const":
+        start = int(attributes.get("offset", -1))
+        size = int(attributes.get("size", -1))
+        if start < 0 or size < 0 or start + size > weights:
+            reason = "its .bin file is too short, so it belongs to another export"
+            raise VitkitError("exporting.file-foreign", reason)
 
 
 def _check_elements(element: ET.Element, path: str) -> None:

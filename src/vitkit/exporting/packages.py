@@ -102,24 +102,26 @@ def write_package(
                 _write_html(temporary, out.stem, onnx, card, about, archive)
             else:
                 unrecorded.save(Path(folder) / "model")
-                # All files of the archive are in one folder.
-                name = out.stem
-                guide = Template((_STATIC / "HOW-TO.md").read_text(encoding="utf-8")).substitute(name=name)
-                texts = {
-                    "HOW-TO.md": guide,
-                    "MODEL_CARD.md": about,
-                    "labels.txt": "".join(f"{label}\n" for label in classifier.classes),
-                    "predict.py": (_STATIC / "predict.py").read_text(encoding="utf-8"),
-                    "requirements.txt": _REQUIREMENTS,
-                    **{file: (_STATIC.parents[1] / "data" / file).read_text(encoding="utf-8") for file in _DECODER},
-                }
-                with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as zipped:
-                    for file, text in texts.items():
-                        zipped.writestr(f"{name}/{file}", text.encode("utf-8", "replace"))
-                    zipped.writestr(f"{name}/{_MODEL}", onnx)
-                    for part in sorted((Path(folder) / "model").iterdir()):
-                        zipped.write(part, f"{name}/model/{part.name}")
+                _write_zip(temporary, out.stem, onnx, Path(folder) / "model", classifier, about)
         return replace(outcome, size=out.stat().st_size)
+
+
+def _write_zip(path: Path, name: str, onnx: bytes, model: Path, classifier: Classifier, about: str) -> None:
+    """Write the archive, in which all files are in one folder `name`."""
+    texts = {
+        "HOW-TO.md": Template((_STATIC / "HOW-TO.md").read_text(encoding="utf-8")).substitute(name=name),
+        "MODEL_CARD.md": about,
+        "labels.txt": "".join(f"{label}\n" for label in classifier.classes),
+        "predict.py": (_STATIC / "predict.py").read_text(encoding="utf-8"),
+        "requirements.txt": _REQUIREMENTS,
+        **{file: (_STATIC.parents[1] / "data" / file).read_text(encoding="utf-8") for file in _DECODER},
+    }
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file, text in texts.items():
+            archive.writestr(f"{name}/{file}", text.encode("utf-8", "replace"))
+        archive.writestr(f"{name}/{_MODEL}", onnx)
+        for part in sorted(model.iterdir()):
+            archive.write(part, f"{name}/model/{part.name}")
 
 
 # --- The page -------------------------------------------------------------------------------------------------
@@ -149,29 +151,7 @@ _PART = '<script type="text/plain" data-part="{}">'
 
 def _write_html(path: Path, name: str, onnx: bytes, card: Card, about: str, runtime: Path) -> None:
     """Write the page of a model; `runtime` is the archive from `RUNTIME_URL`."""
-    reason = f"{runtime} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again"
-    try:
-        with tarfile.open(runtime) as files:
-            module = _member(files, _RUNTIME_SCRIPT).decode()
-            wasm = _member(files, _WASM)
-    except (KeyError, OSError, tarfile.TarError) as error:
-        raise VitkitError("exporting.runtime-damaged", reason) from error
-
-    # A page that is opened from a file can start a classic worker but not a module worker. Therefore the exports of the
-    # runtime's module are converted to an object `ort` in a classic script.
-    body, found, exports = module.rpartition("export{")
-    if not found:
-        raise VitkitError("exporting.runtime-damaged", reason)
-    properties = []
-    for export in exports.partition("}")[0].split(","):
-        names = re.fullmatch(r"([\w$]+) as ([\w$]+)", export)
-        if names is None:
-            raise VitkitError("exporting.runtime-damaged", reason)
-        inner, outer = names.groups()
-        properties.append(f"{outer}:{inner}")
-    body = body.replace("import.meta.url", "self.location.href")
-    script = f"{body}const ort={{{','.join(properties)}}};\n".encode()
-
+    script, wasm = _runtime(runtime)
     worker = "".join((_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "unknown.js", "worker.js"))
     in_scope = f"(() => {{\n{worker}}})();\n"  # because the runtime defines short global names
     packed = {
@@ -193,6 +173,33 @@ def _write_html(path: Path, name: str, onnx: bytes, card: Card, about: str, runt
                 block = base64.b64encode(content[start : start + _BLOCK]).decode()
                 file.write(f"{_PART.format(part)}{block}</script>\n")
         file.write(f"<script>{_script()}</script>\n</html>\n")
+
+
+def _runtime(archive: Path) -> tuple[bytes, bytes]:
+    """Return the script and the WebAssembly module of the runtime.
+
+    A page that is opened from a file can start a classic worker but not a module worker. Therefore the exports of the
+    runtime's module are converted to an object `ort` in a classic script.
+    """
+    reason = f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again"
+    try:
+        with tarfile.open(archive) as files:
+            script = _member(files, _RUNTIME_SCRIPT).decode()
+            wasm = _member(files, _WASM)
+    except (KeyError, OSError, tarfile.TarError) as error:
+        raise VitkitError("exporting.runtime-damaged", reason) from error
+    body, found, exports = script.rpartition("export{")
+    if not found:
+        raise VitkitError("exporting.runtime-damaged", reason)
+    properties = []
+    for export in exports.partition("}")[0].split(","):
+        names = re.fullmatch(r"([\w$]+) as ([\w$]+)", export)
+        if names is None:
+            raise VitkitError("exporting.runtime-damaged", reason)
+        inner, outer = names.groups()
+        properties.append(f"{outer}:{inner}")
+    body = body.replace("import.meta.url", "self.location.href")
+    return f"{body}const ort={{{','.join(properties)}}};\n".encode(), wasm
 
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:

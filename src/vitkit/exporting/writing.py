@@ -140,16 +140,19 @@ def export(
             form.guide(temporary).write_text(f"{guide}\n", encoding="utf-8")
         size = sum(file.stat().st_size for file in form.written_files(temporary))
 
-        # The speeds, measured in turn in batches of the same images.
         contenders = {"file": exported, "eager float32": classifier.use("eager", "float32", device="cpu")}
         if int8 is not None:
             fastest = classifier.use(device="cpu")
             contenders.setdefault(f"{fastest.backend} {fastest.precision}", fastest)
-        images = torch.stack(trial.images[:_BATCH])
-        works = {name: partial(contender.logits, images) for name, contender in contenders.items()}
-        times = interleave(works, _ROUNDS, min_seconds=0, max_seconds=_SECONDS)
-        images_per_s = {name: timing.rate(len(images)).median for name, timing in times.items()}
+        images_per_s = _measure_speeds(contenders, torch.stack(trial.images[:_BATCH]))
     return replace(outcome, size=size, images_per_s=images_per_s)
+
+
+def _measure_speeds(contenders: Mapping[str, Classifier], images: Tensor) -> dict[str, float]:
+    """Measure how many images per second each classifier computes, in turn, in batches like `images`."""
+    works = {name: partial(classifier.logits, images) for name, classifier in contenders.items()}
+    times = interleave(works, _ROUNDS, min_seconds=0, max_seconds=_SECONDS)
+    return {name: timing.rate(len(images)).median for name, timing in times.items()}
 
 
 class _Trial:
@@ -226,23 +229,25 @@ class _Trial:
             if not cosine >= COSINE:
                 reason = f"the file computes other features than the model: cosine {cosine:.6f} is below {COSINE}"
                 raise Refused("exporting.features-differ", reason)
-
-        # The comparison in bfloat16, if `vitkit predict` would choose that.
-        in_bfloat16 = None
-        if self.form.is_input:
-            by_default = load_exported(self.path)
-            if by_default.precision == "bfloat16" and exported.runner.precision != "bfloat16":
-                rounded = _compute_logits(by_default, images, "computing with the file in bfloat16")
-                in_bfloat16 = compare(self.model_logits, rounded, self.card, "bfloat16")
-                try:
-                    in_bfloat16.check(self.pictures.description)
-                except Refused as error:
-                    raise Refused(
-                        error.code,
-                        "in bfloat16, which `vitkit predict` would use here, the file does not predict as the model "
-                        f"does: {error}",
-                    ) from error
+        in_bfloat16 = self.compare_in_bfloat16(exported, images) if self.form.is_input else None
         return self.outcome(exported, file_logits, comparison, in_bfloat16=in_bfloat16)
+
+    def compare_in_bfloat16(self, exported: Exported, images: list[Tensor]) -> LogitComparison | None:
+        """Compare the model with the file in bfloat16, if `vitkit predict` would choose that; None otherwise."""
+        by_default = load_exported(self.path)
+        if by_default.precision != "bfloat16" or exported.runner.precision == "bfloat16":
+            return None
+        rounded = _compute_logits(by_default, images, "computing with the file in bfloat16")
+        comparison = compare(self.model_logits, rounded, self.card, "bfloat16")
+        try:
+            comparison.check(self.pictures.description)
+        except Refused as error:
+            raise Refused(
+                error.code,
+                "in bfloat16, which `vitkit predict` would use here, the file does not predict as the model does: "
+                f"{error}",
+            ) from error
+        return comparison
 
     def outcome(self, exported: Exported, file_logits: Tensor, comparison: LogitComparison, **fields: Any) -> Outcome:
         change = self.accuracy_change(file_logits)
