@@ -117,7 +117,13 @@ def compare(
     arguments = arguments_of(sources[0] if sources else None, models, source, seeds, fractions, budget)
     with ExitStack() as locks:
         if resume:
-            folder, plan = _resume(out, arguments, fields, locks)
+            if fields or arguments != arguments_of(None, None, None, 3, "1", None):  # the defaults
+                message = "--resume uses the arguments of --out: leave out all other arguments"
+                raise VitkitError("experiments.argument-changed", message)
+            from vitkit.experiments.comparison_plan import Plan
+
+            folder = FOLDER.lock(out, locks)
+            plan = Plan.from_dict(read_json(folder / PLAN)["plan"])
         else:
             folder, plan = _plan(out, arguments, fields, locks)
         from vitkit.experiments.comparison_runs import train_all
@@ -127,7 +133,17 @@ def compare(
         except Interrupted:
             log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
-        return _conclude(_without_diverged(plan, diverged), folder)
+
+        # Models with a diverged training are left out, with a note.
+        failed = {job.model: f"{job.described}: {diverged[job.folder]}" for job in plan.jobs if job.folder in diverged}
+        if len(failed) == len(plan.models):
+            raise VitkitError("experiments.training-diverged", "; ".join(failed.values()))
+        notes = [f"{name} is left out of what follows: {reason}" for name, reason in failed.items()]
+        for note in notes:
+            log.info(note)
+        remaining = tuple(name for name in plan.models if name not in failed)
+        jobs = tuple(job for job in plan.jobs if job.model not in failed)
+        return _conclude(replace(plan, models=remaining, jobs=jobs, notes=(*plan.notes, *notes)), folder)
 
 
 def _is_finished_run(folder: Path) -> bool:
@@ -161,36 +177,6 @@ def _plan(
         log.info(note)
     log.info(f"{plural(len(plan.jobs), 'run', 'runs')}, in {folder}")
     return folder, plan
-
-
-def _resume(
-    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], locks: ExitStack
-) -> tuple[Path, Plan]:
-    """Lock the folder of an earlier comparison, and read its plan. Other arguments are refused."""
-    from vitkit.experiments.comparison_plan import Plan
-
-    if fields or arguments != arguments_of(None, None, None, 3, "1", None):  # the defaults
-        raise VitkitError(
-            "experiments.argument-changed", "--resume uses the arguments of --out: leave out all other arguments"
-        )
-    folder = FOLDER.lock(out, locks)
-    return folder, Plan.from_dict(read_json(folder / PLAN)["plan"])
-
-
-def _without_diverged(plan: Plan, diverged: dict[str, str]) -> Plan:
-    """Leave the models with a diverged training out of the plan, with a note; `diverged` has reasons by folder."""
-    failed = {job.model: f"{job.described}: {diverged[job.folder]}" for job in plan.jobs if job.folder in diverged}
-    if len(failed) == len(plan.models):
-        raise VitkitError("experiments.training-diverged", "; ".join(failed.values()))
-    notes = [f"{name} is left out of what follows: {reason}" for name, reason in failed.items()]
-    for note in notes:
-        log.info(note)
-    return replace(
-        plan,
-        models=tuple(name for name in plan.models if name not in failed),
-        jobs=tuple(job for job in plan.jobs if job.model not in failed),
-        notes=(*plan.notes, *notes),
-    )
 
 
 def _conclude(plan: Plan, folder: Path) -> Result:

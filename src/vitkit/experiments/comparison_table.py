@@ -48,11 +48,16 @@ _FORMATS: dict[str, Callable[[Any], str]] = {  # of cells that do not simply sho
 
 def cells(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> list[str]:
     """Return the cells of a model's row in the table as text, with a dash for a value that was not measured."""
-    return ["-" if model[key] is None else _FORMATS.get(key, _rounded)(model[key]) for key in keys]
-
-
-def _rounded(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    texts = []
+    for key in keys:
+        value = model[key]
+        if value is None:
+            texts.append("-")
+        elif key in _FORMATS:
+            texts.append(_FORMATS[key](value))
+        else:
+            texts.append(f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
+    return texts
 
 
 def row_of(model: dict[str, Any], keys: Iterable[str] = HEADINGS) -> dict[str, Any]:

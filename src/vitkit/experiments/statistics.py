@@ -153,21 +153,6 @@ class Family:
             return self._image_errors
         return self._add_seed_errors(self.seed_variance, self.models * (self.seeds - 1))
 
-    @cached_property
-    def _pair_errors(self) -> Floats:
-        """The same errors, for differences between two models, (draws, M).
-
-        If the models share subsets of the training images, the effect of a seed that all models have in common cancels
-        in a difference, and is left out.
-        """
-        if self.seeds == 1 or not self._shares_subsets:
-            return self._recipe_errors
-        accuracies = self._correct.mean(axis=2)  # (M, S)
-        # Subtracting the mean over M models leaves (M - 1) / M of the variance and of its degrees of freedom.
-        remaining = (self.models - 1) / self.models
-        variance = self._variance_of(accuracies - accuracies.mean(axis=0)) / remaining
-        return self._add_seed_errors(variance, self.models * (self.seeds - 1) * remaining)
-
     def _add_seed_errors(self, variance: Floats, freedom: float) -> Floats:
         """Return the errors that are due to the images plus errors that are due to the seeds, (draws, M).
 
@@ -196,7 +181,17 @@ class Family:
             return []
         first, second = np.array(pairs).T
         mean = self.accuracy[first] - self.accuracy[second]
-        errors = self._pair_errors if include_seeds else self._image_errors
+        if not include_seeds:
+            errors = self._image_errors
+        elif self.seeds == 1 or not self._shares_subsets:
+            errors = self._recipe_errors
+        else:
+            # The effect of a seed that all models have in common cancels in a difference, and is left out. Subtracting
+            # the mean over M models leaves (M - 1) / M of the variance and of its degrees of freedom.
+            accuracies = self._correct.mean(axis=2)  # (M, S)
+            remaining = (self.models - 1) / self.models
+            variance = self._variance_of(accuracies - accuracies.mean(axis=0)) / remaining
+            errors = self._add_seed_errors(variance, self.models * (self.seeds - 1) * remaining)
         drawn = np.abs(errors[:, first] - errors[:, second])  # (draws, pairs)
         margin = np.quantile(drawn, 1 - LEVEL, axis=0, method="higher")
         drawn, measured = drawn / margin, np.abs(mean) / margin  # relative to the margin of each pair

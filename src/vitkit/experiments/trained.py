@@ -95,7 +95,14 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
         models = figures["models"]
         headings, rows = [HEADINGS[key] for key in _COLUMNS], [cells(model, _COLUMNS) for model in models]
         table = [row_of(model, _COLUMNS) for model in models]
-        sentences = [_sentence_of_pair(pair) for pair in figures["pairs"]]
+        sentences = []
+        for pair in figures["pairs"]:
+            points = interval_text([100 * end for end in pair["interval"]], 1)
+            p = f"p = {pair['p']:.3f}" if pair["p"] >= 0.001 else "p < 0.001"
+            sentences.append(
+                f"{pair['a']} minus {pair['b']}: {100 * pair['difference']:+.1f} points (95 %: {points}, {p}); "
+                f"only {pair['a']} is right for {pair['only'][0]}, only {pair['b']} for {pair['only'][1]}"
+            )
         differing = [path for path, row in zip(paths, correct.T, strict=True) if 0 < row.sum() < len(runs)]
         pictures = list(_pictures(runs, differing[:_MAX_SHOWN]))
         write_json(folder / COMPARISON, figures)
@@ -217,15 +224,6 @@ def _groups(runs: Sequence[_Run], paths: Sequence[str]) -> npt.NDArray[np.int64]
             if path in groups:
                 joined.merge(i, first_of_group.setdefault(groups[path], i))
     return np.array([joined[i] for i in range(len(paths))])
-
-
-def _sentence_of_pair(pair: dict[str, Any]) -> str:
-    points = interval_text([100 * end for end in pair["interval"]], 1)
-    p = f"p = {pair['p']:.3f}" if pair["p"] >= 0.001 else "p < 0.001"
-    return (
-        f"{pair['a']} minus {pair['b']}: {100 * pair['difference']:+.1f} points (95 %: {points}, {p}); "
-        f"only {pair['a']} is right for {pair['only'][0]}, only {pair['b']} for {pair['only'][1]}"
-    )
 
 
 def _pictures(runs: Sequence[_Run], paths: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:

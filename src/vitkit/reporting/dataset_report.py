@@ -18,7 +18,6 @@ from vitkit.data.doctor.examine import Copies, Diagnosis
 from vitkit.data.labels import Suspect, chance_in_words
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import Place
-from vitkit.data.table import ImageTable
 from vitkit.reporting import plots
 from vitkit.reporting.plots import cell, thumbnail, thumbnails
 from vitkit.system.files import public_path
@@ -62,14 +61,15 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         if not groups:
             continue
         count = f"the first {_SHOWN} of {len(groups):,}" if len(groups) > _SHOWN else f"{len(groups)}"
-        shown = [
-            {
-                "kind": _COPIES[group.kind],
-                "cells": [_cell(images, i) for i in group.images[:_IN_A_ROW]],
-                "more": len(group.images) - _IN_A_ROW,
-            }
-            for group in groups[:_SHOWN]
-        ]
+        shown = []
+        for group in groups[:_SHOWN]:
+            cells = []
+            for i in group.images[:_IN_A_ROW]:
+                label = images.name_of(i)
+                picture = cell(thumbnail(images.file(i), _THUMBNAIL), (images.paths[i],))
+                place = images.classes.index(label) if label in images.classes else None
+                cells.append({**picture, "split": images.splits[i], "label": label or "none", "place": place})
+            shown.append({"kind": _COPIES[group.kind], "cells": cells, "more": len(group.images) - _IN_A_ROW})
         is_problem = title != "Copies"
         copies.append((f"{title} ({count})", shown, is_problem))
     body = from_template(
@@ -107,16 +107,6 @@ def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
     return {
         "Images per class": lambda: plots.class_counts(by_split or {"images": images.counts()}, images.classes),
         "Sizes": lambda: plots.sizes(sizes),
-    }
-
-
-def _cell(images: ImageTable, index: int) -> dict[str, Any]:
-    name = images.name_of(index)
-    return {
-        **cell(thumbnail(images.file(index), _THUMBNAIL), (images.paths[index],)),
-        "split": images.splits[index],
-        "label": name or "none",
-        "place": images.classes.index(name) if name in images.classes else None,
     }
 
 

@@ -112,6 +112,17 @@ def write_report(
         remedy = "only the figures on a test split are not affected by such choices"
         sentences.insert(0, ("warning", f"{problem} ({', '.join(evaluation.chosen)}); {remedy}"))
     figure, beside = headline(numbers)
+    doubts = None  # a paragraph about the label errors
+    if root is not None and label_errors:
+        chance = false_alarms_in_words(len(label_errors), sum(error.chance for error in label_errors))
+        doubts = (
+            f"{len(label_errors)} labels contradict models that were trained on the other images; the most doubtful "
+            f"come first. {chance[0].upper()}{chance[1:]}, and their images are only difficult, so look at an image "
+            "before you change its label. label_errors.csv in the run's folder lists all of them."
+        )
+    calibration = ""  # how far confidences and accuracy are apart
+    if not is_multi and numbers.get("ece") is not None:
+        calibration = f"Here the two differ by {100 * numbers['ece']:.1f} points on average."
     body = from_template(
         _TEMPLATE,
         task=_task_in_words(evaluation.classes, "and" if is_multi else "or"),
@@ -126,8 +137,8 @@ def write_report(
         has_photographs=root is not None,
         left_out=" ".join(left_out),
         is_in_run=(path.parent / RECIPE).is_file(),
-        label_errors=None if root is None or not label_errors else _label_errors(label_errors),
-        calibration=_calibration(evaluation, numbers),
+        label_errors=doubts,
+        calibration=calibration,
         unknown=_unknown(numbers),
         has_points=laid_out is not None,
         explained=_explained(explained, photographs),
@@ -294,32 +305,17 @@ def headline(numbers: Mapping[str, Any]) -> tuple[str, str]:
     return f"{100 * quoted.value:.1f} %", "; ".join(words)
 
 
-def _calibration(evaluation: Evaluation, numbers: Mapping[str, Any]) -> str:
-    # How far confidences and accuracy are apart.
-    if isinstance(evaluation, MultiEvaluation) or numbers.get("ece") is None:
-        return ""
-    return f"Here the two differ by {100 * numbers['ece']:.1f} points on average."
-
-
 def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[tuple[str, list[dict[str, Any]]]]:
     # The worst mistakes, and the picture regions that led to them; the first picture of each is the photograph.
     explained = []
     for mistake in mistakes:
-        link = {"data-map": photographs.place(mistake.image)}  # by which the views find the maps of a photograph
+        position = int(np.searchsorted(photographs.listed, mistake.image))  # in the page's list
+        link = {"data-map": position}  # by which the views find the maps of a photograph
         cells = []
         for number, (caption, data) in enumerate(mistake.pictures):
             cells.append(cell(plots.Thumbnail(data, "jpeg"), (caption,), link if number > 0 else {}))
         explained.append((mistake.title, cells))
     return explained
-
-
-def _label_errors(label_errors: Sequence[LabelError]) -> str:
-    chance = false_alarms_in_words(len(label_errors), sum(error.chance for error in label_errors))
-    return (
-        f"{len(label_errors)} labels contradict models that were trained on the other images; the most doubtful come "
-        f"first. {chance[0].upper()}{chance[1:]}, and their images are only difficult, so look at an image before you "
-        "change its label. label_errors.csv in the run's folder lists all of them."
-    )
 
 
 def _figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,12 +78,22 @@ def views_data(
     if not isinstance(evaluation, MultiEvaluation) and (evaluation.predicted != evaluation.labels).any():
         kind = "wrong"
     position = {int(i): place for place, i in enumerate(photographs.listed)}
+
+    columns = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
+    rows = []  # of the table of classes
+    for name, metrics in numbers["per_class"].items():
+        row: dict[str, Any] = {"name": _encodable(name)}
+        for key, *_ in columns:
+            row[key] = None if metrics[key] is None else round(metrics[key], 5)
+        rows.append(row)
+    described = [dict(zip(("key", "title", "help", "digits"), column, strict=True)) for column in columns]
+
     data = {
         "images": images_data(evaluation, photographs.listed),
         "photographs": {
             str(position[i]): shown.address for i, shown in photographs.of_images.items() if shown.address is not None
         },
-        "classes": class_table(evaluation, numbers),
+        "classes": {"columns": described, "rows": rows},
         "gallery": None if photographs.root is None else {"kind": kind},
         "doubts": label_errors_data(label_errors, evaluation.classes, photographs.of_label_errors),
     }
@@ -97,6 +107,7 @@ def views_data(
         for i, (x, y) in zip(*laid_out, strict=True):
             if i in position:
                 points.append([position[i], round(float(x), 3), round(float(y), 3)])
+    confidences, is_right = confidence(evaluation), evaluation.predicted == evaluation.labels
     return {
         **data,
         "confusion": {
@@ -104,7 +115,11 @@ def views_data(
             "left_out": int(counts.sum() - counts[order].sum()),
         },
         "reliability": {"now": _reliability(evaluation.reliability), "before": before},
-        "threshold": threshold_data(evaluation),
+        "threshold": {  # for each confidence threshold, the images at or above it, and how many of them are correct
+            "images": len(confidences),
+            "answered": _counts_at_thresholds(confidences),
+            "right": _counts_at_thresholds(confidences[is_right]),
+        },
         "embedding": {"points": points} if points else None,
     }
 
@@ -146,39 +161,12 @@ def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
     return np.round(evaluation.confidence, 6)
 
 
-def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of `class_table.js`: the metrics of each class, and a description of each metric."""
-    columns = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
-    rows = []
-    for name, metrics in numbers["per_class"].items():
-        row: dict[str, Any] = {"name": _encodable(name)}
-        for key, *_ in columns:
-            row[key] = None if metrics[key] is None else round(metrics[key], 5)
-        rows.append(row)
-    fields = ("key", "title", "help", "digits")
-    return {"columns": [dict(zip(fields, column, strict=True)) for column in columns], "rows": rows}
-
-
 def _reliability(measured: Reliability) -> dict[str, Any]:
     return {
         "counts": measured.counts.tolist(),
         "confidence": measured.confidence.round(6).tolist(),
         "accuracy": measured.accuracy.round(6).tolist(),
         "ece": measured.ece,
-    }
-
-
-def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the data of `threshold.js`.
-
-    For each confidence threshold, these are the number of images at or above it, and how many of them are correct.
-    """
-    confidences = confidence(evaluation)
-    is_right = evaluation.predicted == evaluation.labels
-    return {
-        "images": len(confidences),
-        "answered": _counts_at_thresholds(confidences),
-        "right": _counts_at_thresholds(confidences[is_right]),
     }
 
 
@@ -311,10 +299,6 @@ class ReportPhotographs:
             of_images[i] = picture
         of_label_errors = list(thumbnails(root / error.path for error in label_errors[:MAX_ERROR_PHOTOGRAPHS]))
         return cls(root, shown, of_images, of_label_errors)
-
-    def place(self, image: int) -> int:
-        """Return the position of an image in the page's list."""
-        return int(np.searchsorted(self.listed, image))
 
 
 # --- Images as points in the plane: images with similar features are close together ---------------------------

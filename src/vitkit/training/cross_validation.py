@@ -121,7 +121,16 @@ def _figures(
     """
     evaluations: dict[Path, Evaluation] = {}
     for folder, numbers in zip(folders, results, strict=True):
-        evaluation = trained[folder].evaluation if folder in trained else _evaluate_again(run.recipe, folder, numbers)
+        if folder in trained:
+            evaluation = trained[folder].evaluation
+        else:  # test the model of the finished fold again, on the images that the initial weights had not seen
+            images = images_of_run(folder / SPLIT)
+            split = held_out_split(images)
+            classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(run.recipe))
+            changes, show_progress = changes_since_run(folder, images), partial(progress, "evaluating")
+            tested = evaluate_with_earlier_labels(classifier, images, split, changes, show_progress)
+            seen = numbers.get("seen") or {"paths": []}  # None if nothing is known about it
+            evaluation = unseen_part(grouped(tested, groups_from_file(folder / GROUPS)), dict.fromkeys(seen["paths"]))
         if evaluation is not None:
             evaluations[folder] = evaluation
     if run.recipe.method != "probe" and evaluations:
@@ -129,20 +138,6 @@ def _figures(
         run.out_of_fold = OutOfFold.of_folds(list(evaluations.values()), list(evaluations), model)
         run.out_of_fold.write(run.folder)
     return figures_of_folds(list(evaluations.values()))
-
-
-def _evaluate_again(recipe: Recipe, folder: Path, numbers: Mapping[str, Any]) -> Evaluation | None:
-    """Evaluate the model of a finished fold on the test images that the initial weights had not seen, if there are any.
-
-    `numbers` is the content of the fold's evaluation.json.
-    """
-    images = images_of_run(folder / SPLIT)
-    split = held_out_split(images)
-    classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
-    changes = changes_since_run(folder, images)
-    evaluation = evaluate_with_earlier_labels(classifier, images, split, changes, partial(progress, "evaluating"))
-    seen = numbers.get("seen") or {"paths": []}  # None if nothing is known about it
-    return unseen_part(grouped(evaluation, groups_from_file(folder / GROUPS)), dict.fromkeys(seen["paths"]))
 
 
 def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
@@ -202,22 +197,8 @@ def _write_report(path: Path, recipe: Recipe, stored: Mapping[str, Any]) -> None
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
         history = "had not seen it"
     title = f"{name_of(recipe)} on {without_absolute_paths(recipe).data}, {recipe.folds} folds"
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        component("verdict", verdict.level, verdict.sentence, figure, caption),
-        panel("Each fold", wide(_table_of_folds(stored))),
-        panel(
-            "What this says",
-            f"<p>Every image was tested once, by a model that {history}.</p>",
-            f"<p>{escape(_describe_final(stored['final']))}</p>",
-            *(f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats),
-        ),
-    ]
-    write_page(path, title, body)
 
-
-def _table_of_folds(stored: Mapping[str, Any]) -> str:
-    """Return an HTML table of the figures of each fold. Its last row has the figures of all folds together."""
+    # A row for each fold, and one with the figures of all folds together.
     names = [name for name in stored if name in _FIGURES_IN_REPORT]
     rows = []
     for number, fold in enumerate(stored["folds"], start=1):
@@ -226,22 +207,32 @@ def _table_of_folds(stored: Mapping[str, Any]) -> str:
         rows.append([link + kind, *(_cell(fold[name]) for name in names), str(fold["images"])])
     together = [_cell(stored[name]["mean"], stored[name]["interval_95"]) for name in names]
     rows.append(["all", *together, str(sum(fold["images"] for fold in stored["folds"]))])
-    return table(rows, ["", *(name.replace("_", " ") for name in names), "images"])
+    headings = ["", *(name.replace("_", " ") for name in names), "images"]
 
-
-def _cell(value: float | None, interval: Sequence[float] | None = None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if interval is None else f"{value:.4f} (95 %: {interval_text(interval, 4)})"
-
-
-def _describe_final(final: Mapping[str, Any]) -> str:
-    """Describe the final model by its entry in folds.json."""
-    length, calibrated = "", "It is not calibrated."
+    final, length, calibrated = stored["final"], "", "It is not calibrated."
     if "epochs" in final:
         length = f" for {plural(final['epochs'], 'epoch', 'epochs')}, the median of the folds' best,"
     if final["temperature"] is not None:
         value = f"{final['temperature']:.3f}"
         calibrated = f"Its temperature is {value}, fitted on predictions of models without the image."
     images = plural(final["images"], "image", "images")
-    return f"The model in this folder was trained{length} on all {images}. {calibrated}"
+    about_final = f"The model in this folder was trained{length} on all {images}. {calibrated}"
+
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        component("verdict", verdict.level, verdict.sentence, figure, caption),
+        panel("Each fold", wide(table(rows, headings))),
+        panel(
+            "What this says",
+            f"<p>Every image was tested once, by a model that {history}.</p>",
+            f"<p>{escape(about_final)}</p>",
+            *(f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats),
+        ),
+    ]
+    write_page(path, title, body)
+
+
+def _cell(value: float | None, interval: Sequence[float] | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if interval is None else f"{value:.4f} (95 %: {interval_text(interval, 4)})"

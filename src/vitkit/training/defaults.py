@@ -248,7 +248,12 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
         assumed = {name: value for name, value in changes.items() if name in plan.report.assumed}
         if assumed:
             plan = weights.plan(0, **(options | assumed))
-    _check_network_of_weights(plan.config, recipe)
+    named = split_network(recipe.model or "")
+    loaded = (plan.config.library, plan.config.name) if isinstance(plan.config, NetworkConfig) else None
+    if named is not None and named != loaded:
+        what = "a Vision Transformer" if loaded is None else ":".join(loaded)
+        message = f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model"
+        raise VitkitError("training.weights-mismatch", message)
     if isinstance(plan.config, NetworkConfig):
         return plan.config.replace(num_classes=num_classes, **_network_fields(recipe)), plan
     _check_changes(plan.config, changes, weights_of(recipe))
@@ -264,16 +269,6 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
         )
     # The input of such a head is a unit vector in the space of the text encoder.
     return config.replace(representation_size=words.size, representation="unit"), plan
-
-
-def _check_network_of_weights(config: Config, recipe: Recipe) -> None:
-    # Refuse weights with this configuration if the recipe names a network of another library, and it is not theirs.
-    named = split_network(recipe.model or "")
-    loaded = (config.library, config.name) if isinstance(config, NetworkConfig) else None
-    if named is not None and named != loaded:
-        what = "a Vision Transformer" if loaded is None else ":".join(loaded)
-        message = f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model"
-        raise VitkitError("training.weights-mismatch", message)
 
 
 def published_config(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:

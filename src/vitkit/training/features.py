@@ -55,21 +55,19 @@ class FeatureStore:
         """
         missing = [i for i, path in enumerate(table.paths) if path not in self._row_of]
         if missing:
-            self._compute(table.take(missing), what)
+            added = table.take(missing)
+            recipe = Recipe(**{name: getattr(self.recipe, name) for name in _MODEL_FIELDS}, method="probe")
+            with torch.random.fork_rng():  # the training that follows draws the same numbers as without this
+                classifier = new_classifier(blueprint_of(recipe, added.classes, self._weights), added, "")
+            if self.recipe.lp_ft and isinstance(classifier.model, VisionTransformer):
+                # Compute attention as the training will: other rounding errors lead to a visibly different first head.
+                classifier.model.fused_attention = devices.choose_device(self.recipe.device) == "cuda"
+            images = EvaluationImages(added, classifier.preprocess, self._pictures)
+            rows, _ = compute_features(classifier.model, images, self.recipe, self.precision, partial(progress, what))
+            for row, path in enumerate(added.paths, start=len(self._row_of)):
+                self._row_of[path] = row
+            self._rows = torch.cat([self._rows.reshape(-1, rows.shape[1]), rows])
         return self._rows[[self._row_of[path] for path in table.paths]]
-
-    def _compute(self, table: ImageTable, what: str) -> None:
-        recipe = Recipe(**{name: getattr(self.recipe, name) for name in _MODEL_FIELDS}, method="probe")
-        with torch.random.fork_rng():  # the training that follows draws the same numbers as without this
-            classifier = new_classifier(blueprint_of(recipe, table.classes, self._weights), table, "")
-        if self.recipe.lp_ft and isinstance(classifier.model, VisionTransformer):
-            # Compute attention as the training will, because other rounding errors lead to a visibly different head.
-            classifier.model.fused_attention = devices.choose_device(self.recipe.device) == "cuda"
-        images = EvaluationImages(table, classifier.preprocess, self._pictures)
-        rows, _ = compute_features(classifier.model, images, self.recipe, self.precision, partial(progress, what))
-        for row, path in enumerate(table.paths, start=len(self._row_of)):
-            self._row_of[path] = row
-        self._rows = torch.cat([self._rows.reshape(-1, rows.shape[1]), rows])
 
     def head_features(self, table: ImageTable, config: Config, what: str) -> Tensor:
         """Return the features of n images that the head of the run's model reads, (n, D)."""

@@ -233,28 +233,16 @@ def calibrate_on(
         classifier.thresholds = best_thresholds(labels, probabilities[is_finite])
         return replace(uncalibrated, probabilities=probabilities, thresholds=classifier.thresholds)
     calibrated = replace(uncalibrated, probabilities=probabilities, temperature=fit.temperature)
-    classifier.trust = _record_held_out(classifier, calibrated, facts, fit_unknown)
-    return calibrated
 
-
-def _record_held_out(
-    classifier: Classifier,
-    calibrated: Evaluation,
-    facts: ValidationFacts,
-    fit_unknown: Callable[[Classifier, Sequence[str]], Unknown | None] | None,
-) -> bytes | None:
-    """Return the record of the predictions for images that the weights had not seen; None if there are no such images.
-
-    From these predictions, `vitkit predict` derives guarantees for new images.
-    """
+    # From the predictions for images that the weights had not seen, `vitkit predict` derives guarantees for new images.
     chosen = _independent_images(grouped(calibrated, facts.groups), facts.seen)
-    if not len(chosen):
-        return None
-    paths = [calibrated.paths[i] for i in chosen.tolist()]
-    unknown = None if fit_unknown is None else fit_unknown(classifier, paths)
-    probabilities, labels = calibrated.probabilities[chosen], calibrated.labels[chosen]
-    held_out = HeldOut.from_probabilities(probabilities, labels, facts.chosen, facts.folds)
-    return Trust(held_out, unknown).to_bytes()
+    if len(chosen):
+        paths = [calibrated.paths[i] for i in chosen.tolist()]
+        unknown = None if fit_unknown is None else fit_unknown(classifier, paths)
+        probabilities, labels = calibrated.probabilities[chosen], calibrated.labels[chosen]
+        held_out = HeldOut.from_probabilities(probabilities, labels, facts.chosen, facts.folds)
+        classifier.trust = Trust(held_out, unknown).to_bytes()
+    return calibrated
 
 
 def _independent_images(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray[np.int64]:

@@ -46,7 +46,7 @@ from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Interruption, Loop
 from vitkit.training.losses import Objective, TrainingObjective, objective_of
 from vitkit.training.probe import ZERO_SHOT_KEPT, HeadImages, initialise_head
-from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.training.recipe import checkpoint_every
 from vitkit.training.run_folder import Run
 from vitkit.training.stability import DivergedError
 from vitkit.training.start import augment_of, choose_compile, choose_device, choose_precision, choose_workers
@@ -190,7 +190,11 @@ def run_training(
     """
     recipe, team = run.recipe, run.team
     steps_per_epoch = math.ceil(data.batches / recipe.grad_accum)
-    run.say(_describe_steps(recipe, steps_per_epoch))
+    length = f"{plural(recipe.epochs, 'epoch', 'epochs')} of {plural(steps_per_epoch, 'step', 'steps')}"
+    precision = choose_precision(recipe.precision, recipe.device)
+    batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
+    dropped = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
+    run.say(f"{length} in {precision}; batch {batch}, lr {recipe.lr:g}{dropped}")
 
     network = classifier.model if network is None else network
     network.train().to(fabric.device)
@@ -232,14 +236,6 @@ def run_training(
     if writer.is_zero_shot_best:
         run.say(ZERO_SHOT_KEPT)
     return writer.saved_classifier() if team.is_main else classifier
-
-
-def _describe_steps(recipe: Recipe, steps_per_epoch: int) -> str:
-    length = f"{plural(recipe.epochs, 'epoch', 'epochs')} of {plural(steps_per_epoch, 'step', 'steps')}"
-    precision = choose_precision(recipe.precision, recipe.device)
-    batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
-    dropped = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
-    return f"{length} in {precision}; batch {batch}, lr {recipe.lr:g}{dropped}"
 
 
 @dataclass

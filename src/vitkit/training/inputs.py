@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vitkit.data.doctor.examine import Finding, read_findings
 from vitkit.data.earlier_labels import UNCHANGED, ChangesSinceRuns, changes_since_run
-from vitkit.data.seen import PictureRecord
+from vitkit.data.seen import PictureRecord, make_record, roles_after_training
 from vitkit.data.split_file import (
     groups_from_file,
     groups_to_list,
@@ -21,12 +21,12 @@ from vitkit.data.split_file import (
     split_to_dict,
     table_from_split,
 )
-from vitkit.data.table import ImageTable
+from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.evaluation.figures import seen_to_exclude
 from vitkit.model_folder import RECORD
 from vitkit.system.files import read_bytes, write_bytes, write_json, write_text
 from vitkit.system.run_files import CLASS_INDICES, EARLIER_LABELS, FINDINGS, GROUPS, RECIPE, SPLIT
-from vitkit.training.lineage import SplitImages, record_after
+from vitkit.training.lineage import SplitImages
 from vitkit.training.recipe import Recipe
 
 
@@ -51,16 +51,20 @@ class Inputs:
         `before` is the record of the images that the initial weights have seen, and `has_labels` is whether the
         training uses the labels of the images.
         """
-        stored = split_to_dict(part.images.table)
-        groups = groups_to_list(part.images.table, part.images.groups)
+        images, table = part.images, part.images.table
+        stored = split_to_dict(table)
+        groups = groups_to_list(table, images.groups)
+        labels = [table.name_of(i) if has_labels else UNLABELLED for i in range(len(table))]
+        roles = roles_after_training(table, images.groups, part.overlap)
+        record = before.merge(make_record(images.facts, labels, roles, is_whole=True))
         return cls(
-            table=table_from_split(stored, part.images.table.storage),
+            table=table_from_split(stored, table.storage),
             hash=stored["hash"],
-            contents=part.images.contents,
+            contents=images.contents,
             groups={path: number for number, paths in enumerate(groups) for path in paths},
             findings=tuple(findings),
             earlier=part.earlier,
-            record_bytes=record_after(part, before, has_labels=has_labels).to_bytes(),
+            record_bytes=record.to_bytes(),
         )
 
     @classmethod

@@ -22,10 +22,9 @@ from vitkit.data.seen import (
     find_overlap,
     inherit_splits,
     make_record,
-    roles_after_training,
 )
 from vitkit.data.splits import SPLITS, merge_by_scene, split
-from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import public_path, read_bytes
@@ -199,17 +198,6 @@ def check_unseen(images: RunImages, recipe: Recipe, seen_before: PictureRecord, 
 
 def _compare(images: RunImages, record: PictureRecord, source: str) -> Overlap:
     return find_overlap(record, images.table, images.facts, partial(progress, f"comparing with {source}"))
-
-
-def record_after(split_images: SplitImages, seen_before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
-    """Return the record of the images that the weights have seen after a run, given the record from before the run.
-
-    `has_labels` is whether the run learns the labels of the images.
-    """
-    images = split_images.images
-    labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
-    roles = roles_after_training(images.table, images.groups, split_images.overlap)
-    return seen_before.merge(make_record(images.facts, labels, roles, is_whole=True))
 
 
 def _source(recipe: Recipe) -> str:

@@ -268,9 +268,6 @@ class _StandardisedHead:
     def fit(self, y: Tensor, penalty: float) -> None:
         self.weight, self.bias = regress(self.x, y, penalty, self.weight, self.bias, self.anchor)
 
-    def logits(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.scale @ self.weight.T + self.bias
-
 
 def fold_count(table: ImageTable, groups: Sequence[int]) -> int:
     """Return the number of folds: the largest number of groups (one per image) of a class, but at most `MAX_FOLDS`."""
@@ -320,7 +317,8 @@ def cross_validate_head(
         logits = torch.zeros(n, classes)
         for k, head in enumerate(heads):
             head.fit(y[has_fold & (fold_of != k)], penalty)
-            logits[fold_of == k] = head.logits(x[fold_of == k])
+            standardised = (x[fold_of == k] - head.mean) / head.scale
+            logits[fold_of == k] = standardised @ head.weight.T + head.bias
         loss = regression_loss(logits[counted], y[counted]).item()
         if loss < best_loss:
             best_penalty, best_loss, best_logits = penalty, loss, logits

@@ -208,25 +208,23 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
             provenance["head"] = {"from": "names", "templates": list(templates)}
         else:
             tensors, report = plan.tensors()
-        _load_weights(model, tensors, head)
+
+        # The tensors lack exactly the heads. Parameters of heads that `head` lacks become 0.
+        target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
+        prefix = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
+        head_names = {name for name in target.state_dict() if name.startswith(prefix)}
+        mismatch = target.load_state_dict(tensors, strict=False)
+        assert set(mismatch.missing_keys) == head_names and not mismatch.unexpected_keys, mismatch
+        with torch.no_grad():
+            for name in head_names:
+                parameter = target.get_parameter(name)
+                parameter.copy_(head.get(name, torch.zeros_like(parameter)))
+
         provenance["weights"] = {"source": public_path(weights_of(recipe)), "from": dict(plan.provenance)}
     thresholds = table.task.thresholds(len(table.classes))
     return Classifier(
         model, table.classes, blueprint.preprocess, provenance=provenance, report=report, thresholds=thresholds
     )
-
-
-@torch.no_grad()
-def _load_weights(model: Model, tensors: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> None:
-    """Load `tensors`, which lack exactly the heads, into a model. Parameters of heads that `head` lacks become 0."""
-    target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
-    prefix = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
-    head_names = {name for name in target.state_dict() if name.startswith(prefix)}
-    mismatch = target.load_state_dict(tensors, strict=False)
-    assert set(mismatch.missing_keys) == head_names and not mismatch.unexpected_keys, mismatch
-    for name in head_names:
-        parameter = target.get_parameter(name)
-        parameter.copy_(head.get(name, torch.zeros_like(parameter)))
 
 
 def digest_of_backbone(model: Model) -> str:

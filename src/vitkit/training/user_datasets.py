@@ -121,23 +121,18 @@ class _DatasetRun:
         check_team(recipe, run.team)
         run.blueprint, model_reasons = resolve_model(recipe, requested.set_fields(), table)
         self.survey.check(run.blueprint.preprocess)
-        self.preprocess, preprocess_reasons = self._preprocess_of_files(run.blueprint.preprocess)
         run.recipe = run.blueprint.recipe
-        run.reasons = [*reasons, *model_reasons, *preprocess_reasons]
+        run.reasons = [*reasons, *model_reasons]
+        self.preprocess = run.blueprint.preprocess
+        evaluated = "val" if "val" in table.splits else "train"
+        if self.datasets.preprocess is not None:
+            self.preprocess = preprocess_of(self.datasets.preprocess, self.preprocess)
+            run.reasons.append(f"files are preprocessed as you specified: {described(self.preprocess.to_dict())}")
+        elif any(split == evaluated for split, _ in self.survey.shapes):
+            self.preprocess = replace(self.preprocess, unknown="it was trained on tensors")
+            run.reasons.append("note: the model cannot read files: state how the tensors were made with preprocess=")
         if run.out is not None and run.reserve is not None:
             run.reserve(run.out)
-
-    def _preprocess_of_files(self, of_model: Preprocess) -> tuple[Preprocess, list[str]]:
-        """Return the preprocessing of files that is saved with the model, and lines about it."""
-        if self.datasets.preprocess is not None:
-            preprocess = preprocess_of(self.datasets.preprocess, of_model)
-            return preprocess, [f"files are preprocessed as you specified: {described(preprocess.to_dict())}"]
-        evaluated = "val" if "val" in self.survey.table.splits else "train"
-        has_tensors = any(split == evaluated for split, _ in self.survey.shapes)
-        if has_tensors:
-            note = "note: the model cannot read files: state how the tensors were made with preprocess="
-            return replace(of_model, unknown="it was trained on tensors"), [note]
-        return of_model, []
 
     def write(self, run: Run) -> None:
         assert self.preprocess is not None
@@ -182,7 +177,13 @@ class _DatasetRun:
         """Calibrate the model, and evaluate it on the validation images if there are any."""
         val, chosen = self.val, chosen_on("val", run.recipe.to_dict())
         if not len(val):
-            self._conclude_without_validation(run, chosen)
+            state, predictions = "not calibrated", run.out_of_fold
+            if predictions is not None:
+                evaluate = partial(predictions.evaluation, run.classifier)
+                calibrate_on(run.classifier, evaluate, ValidationFacts(chosen, folds=predictions.folds))
+                run.classifier.save(run.folder)
+                state = "calibrated by cross-validation of the training images"
+            run.say(f"no validation images: the confidences are {state}, and there are no figures")
             return
         classifier = run.classifier.use(images=len(val), device=choose_device(run.recipe))
         before = correction_of(classifier)
@@ -199,15 +200,6 @@ class _DatasetRun:
         _write_report(run, classifier, counted_part(evaluation, run.numbers), caveat)
         loss = "" if run.numbers["loss"] is None else f" ({run.numbers['loss']:.4f} log loss)"
         run.say(f"{headline_of(run.numbers).words}{loss}")
-
-    def _conclude_without_validation(self, run: Run, chosen: tuple[str, ...]) -> None:
-        state, predictions = "not calibrated", run.out_of_fold
-        if predictions is not None:
-            evaluate = partial(predictions.evaluation, run.classifier)
-            calibrate_on(run.classifier, evaluate, ValidationFacts(chosen, folds=predictions.folds))
-            run.classifier.save(run.folder)
-            state = "calibrated by cross-validation of the training images"
-        run.say(f"no validation images: the confidences are {state}, and there are no figures")
 
 
 def _seen_images(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,11 +194,25 @@ def conclude(experiment: PretrainingSizes, plan: Plan, stored: Mapping[str, Any]
     pairs = []
     for each, family in zip(predictions, families, strict=True):
         pairs += pair_figures(tuning, each, family)
+
+    sentences = []
+    if len(plan.models) > 1:
+        for number in (0, -1):  # the smallest part, and all images
+            family = families[number]
+            first = int(family.accuracy.argmax())
+            others = [(first, other) for other in range(family.models) if other != first]
+            tests = family.differences(others, include_seeds=len(plan.seeds) > 1)
+            name = plan.models[first] if all(test.is_distinguished for test in tests) else "no model"
+            sentences.append(f"pre-trained on {counts[number]} images, {name} is better than all others")
+    for i, name in enumerate(plan.models):
+        before, after = (100 * families[number].accuracy[i] for number in (0, -1))
+        sentences.append(f"{name}: {before:.1f} % pre-trained on {counts[0]} images, {after:.1f} % on {counts[-1]}")
+
     figures = {
         **{name: stored[name] for name in ("vitkit", "experiment", "command")},
         "data": public_path(plan.arguments["data"]),
         "upstream": public_path(plan.arguments["upstream"]),
-        "sentence": _sentence(plan, counts, families),
+        "sentence": "; ".join(sentences),
         "models": models,
         "pairs": pairs,
         "shots": SHOTS,
@@ -225,22 +239,6 @@ def _few_shot_family(plan: Plan, out: Path, predictions: RunPredictions) -> Fami
         predicted = fit_and_predict(x[: len(chosen)], labels[chosen], x[len(chosen) :], len(table.classes))
         correct[job.model].append(predicted == np.array([table.classes.index(label) for label in predictions.labels]))
     return Family(np.array(list(correct.values())), predictions.units)  # (M, S, n)
-
-
-def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[Family]) -> str:
-    best = []
-    for family, count in ((families[0], counts[0]), (families[-1], counts[-1])):  # the smallest part, and all images
-        first = int(family.accuracy.argmax())
-        others = [(first, other) for other in range(family.models) if other != first]
-        tests = family.differences(others, include_seeds=len(plan.seeds) > 1)
-        name = plan.models[first] if all(test.is_distinguished for test in tests) else "no model"
-        best.append(f"pre-trained on {count} images, {name} is better than all others")
-    changes = [
-        f"{name}: {100 * families[0].accuracy[i]:.1f} % pre-trained on {counts[0]} images, "
-        f"{100 * families[-1].accuracy[i]:.1f} % on {counts[-1]}"
-        for i, name in enumerate(plan.models)
-    ]
-    return "; ".join([*(best if len(plan.models) > 1 else []), *changes])
 
 
 def _result(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> Result:

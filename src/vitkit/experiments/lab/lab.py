@@ -187,7 +187,13 @@ def lab(
             raise VitkitError(
                 "experiments.argument-changed", "--resume uses the arguments of --out: leave out all other arguments"
             )
-        return _resume(out)
+        from vitkit.experiments.comparison_plan import Plan
+
+        with ExitStack() as locks:
+            folder = FOLDER.lock(out, locks)
+            stored = read_json(folder / PLAN)
+            plan = Plan.from_dict(stored.pop("plan"))
+            return _finish(EXPERIMENTS[stored["experiment"]], folder, plan, stored)
     if name is None:
         if has_arguments or out is not None:
             raise VitkitError(
@@ -279,16 +285,6 @@ def _start(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[
         log.info(note)
     log.info(f"{plural(len(plan.jobs), 'run', 'runs')}, in {folder}")
     return _finish(experiment, folder, plan, stored)
-
-
-def _resume(out: str | Path | None) -> Result:
-    from vitkit.experiments.comparison_plan import Plan
-
-    with ExitStack() as locks:
-        folder = FOLDER.lock(out, locks)
-        stored = read_json(folder / PLAN)
-        plan = Plan.from_dict(stored.pop("plan"))
-        return _finish(EXPERIMENTS[stored["experiment"]], folder, plan, stored)
 
 
 def _finish(experiment: Experiment, folder: Path, plan: Plan, stored: Mapping[str, Any]) -> Result:

@@ -63,7 +63,16 @@ def find_label_errors(run: Run) -> list[label_errors.LabelError]:
     such features, only held-out images are searched, with the predictions of the model.
     """
     if run.frozen_features is None:
-        return _label_errors_of_predictions(run)
+        reported = run.evaluation or run.tested
+        current = with_labels(reported, reported.current_labels)  # it has the classes of earlier labels, too
+        evaluations = {current.split: current}
+        if run.calibration is not None and run.calibration.split != current.split:
+            added = current.classes[len(run.calibration.classes) :]
+            evaluations[run.calibration.split] = run.calibration.with_classes(added)
+        errors = label_errors.from_predictions(evaluations[name] for name in ("val", "test") if name in evaluations)
+        if errors:
+            run.say(f"{label_errors.describe_errors(errors)} (among held-out images, according to the model itself)")
+        return errors
     started, table = time.monotonic(), run.inputs.table
     targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
     errors = label_errors.from_features(table, run.frozen_features, targets.to(torch.int64), run.recipe.seed)
@@ -71,19 +80,6 @@ def find_label_errors(run: Run) -> list[label_errors.LabelError]:
     seconds = time.monotonic() - started
     described = label_errors.describe_errors(errors)
     run.say(f"{described} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
-    return errors
-
-
-def _label_errors_of_predictions(run: Run) -> list[label_errors.LabelError]:
-    reported = run.evaluation or run.tested
-    current = with_labels(reported, reported.current_labels)  # it has the classes of earlier labels, too
-    evaluations = {current.split: current}
-    if run.calibration is not None and run.calibration.split != current.split:
-        added = current.classes[len(run.calibration.classes) :]
-        evaluations[run.calibration.split] = run.calibration.with_classes(added)
-    errors = label_errors.from_predictions(evaluations[name] for name in ("val", "test") if name in evaluations)
-    if errors:
-        run.say(f"{label_errors.describe_errors(errors)} (among held-out images, according to the model itself)")
     return errors
 
 

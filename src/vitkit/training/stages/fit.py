@@ -6,7 +6,6 @@ from vitkit.classifier import Classifier
 from vitkit.data.loading import BatchedImages
 from vitkit.data.seen import PictureRecord
 from vitkit.data.splits import SPLITS
-from vitkit.model.build import LoadReport
 from vitkit.model_folder import WEIGHTS
 from vitkit.reporting import plots
 from vitkit.training.features import FeatureStore, shares_features
@@ -85,7 +84,16 @@ def begin_model(run: Run) -> tuple[Classifier, Teacher | None]:
         classifier.provenance["extensions"] = functions
         run.say("; ".join(f"{part}: {name}" for part, name in functions.items()))
     if classifier.report is not None:
-        _say_notes_on_weights(run, classifier.report, classifier.preprocess.size)
+        for caveat in classifier.report.caveats(has_new_head=True):
+            run.say(f"note: {caveat}")
+        for resized in classifier.report.resized:
+            if resized.name in ("pos_embed", "pos_embed.x", "pos_embed.y"):  # resizing these is usual
+                continue
+            sizes = (resized.old, resized.new, classifier.preprocess.size)
+            old, new, image = ("x".join(map(str, sides)) for sides in sizes)
+            run.say(
+                f"note: patch embedding resized from {old} to {new} pixels ({resized.convention}) at {image} pixels"
+            )
     if recipe.teacher is None:
         return classifier, None
     teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes)
@@ -93,16 +101,6 @@ def begin_model(run: Run) -> tuple[Classifier, Teacher | None]:
     for note in teacher.notes:
         run.say(f"note: {note}")
     return classifier, teacher
-
-
-def _say_notes_on_weights(run: Run, report: LoadReport, size: tuple[int, int]) -> None:
-    for caveat in report.caveats(has_new_head=True):
-        run.say(f"note: {caveat}")
-    for resized in report.resized:
-        if resized.name in ("pos_embed", "pos_embed.x", "pos_embed.y"):  # resizing these is usual
-            continue
-        old, new, image = ("x".join(map(str, sides)) for sides in (resized.old, resized.new, size))
-        run.say(f"note: patch embedding resized from {old} to {new} pixels ({resized.convention}) at {image} pixels")
 
 
 def draw_classes(run: Run) -> None:

@@ -6,7 +6,7 @@ only a model proposed is never a test image (docs/decisions/0028-label-files.md)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,25 +44,21 @@ def split_images(run: Run) -> None:
         # All images train the final model. Earlier labels only matter where images are tested, which is in the folds.
         trained = replace(images.table, splits=("train",) * len(images.table))
         run.final_images = SplitImages(replace(images, table=trained), overlap)
-    parts = [_with_earlier_labels(part, earlier_runs) for part in parts]
+    # Add the labels that the images had in earlier runs. Missing images of classes that were removed do not matter.
+    for i, part in enumerate(parts):
+        table = part.images.table
+        held_out = held_out_split(table)
+        tested = table.paths if held_out == "all" else table.of_split(held_out).paths
+        earlier = compare_with_runs(table, part.images.contents, earlier_runs, tested)
+        classes = set(table.classes)
+        missing = tuple(item for item in earlier.missing if classes.issuperset(table.task.names_in(item.label)))
+        parts[i] = replace(part, earlier=replace(earlier, missing=missing))
     if recipe.max_images is not None:
         parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
         if run.final_images is not None:
             run.final_images = limit(run.final_images, recipe.max_images, recipe.seed)
     run.parts = tuple(parts)
     run.findings = (*run.diagnosis.findings, *check_unreadable_held_out(run.source, run.diagnosis.unreadable))
-
-
-def _with_earlier_labels(part: SplitImages, earlier_runs: Sequence[Path]) -> SplitImages:
-    """Add the labels that the images had in earlier runs."""
-    table = part.images.table
-    held_out = held_out_split(table)
-    tested = table.paths if held_out == "all" else table.of_split(held_out).paths
-    earlier = compare_with_runs(table, part.images.contents, earlier_runs, tested)
-    # Missing images of classes that were removed do not matter.
-    classes = set(table.classes)
-    missing = tuple(item for item in earlier.missing if classes.issuperset(table.task.names_in(item.label)))
-    return replace(part, earlier=replace(earlier, missing=missing))
 
 
 def _folds(images: RunImages, overlap: Overlap, recipe: Recipe, untested: Collection[str]) -> list[SplitImages]:
