@@ -163,6 +163,9 @@ class TrainingState:
             return self.model
         return cast(TrainableModel, self.average.model)
 
+    def next_epoch(self) -> None:
+        self.epoch, self.batch, self.is_trained = self.epoch + 1, 0, False
+
     def state_dict(self, *, within_epoch: bool = False) -> dict[str, Any]:
         """Return the state for a checkpoint. A resumed run continues with the next epoch, or step if `within_epoch`.
 
@@ -428,14 +431,7 @@ class RunWriter:
         is_best = self._update_best(epoch, metrics)
         self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
         if recipe.keep == "every":
-            # In a folder such as checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100.
-            checkpoints = self.folder / "checkpoints"
-            name = f"epoch-{epoch:04d}"
-            if self.team.is_main:
-                for earlier in checkpoints.glob(f"{name}*"):  # left by an interrupted run
-                    shutil.rmtree(earlier)
-            figures = [f"{figure}={metrics[figure]:.4f}" for figure in ("val_loss", "val_acc") if figure in metrics]
-            self.save(checkpoints / "-".join([name, *figures]), state.model_to_save)
+            self._save_epoch(state, metrics)
         if is_best or recipe.keep == "last":
             self.save(self.folder, state.model_to_save)
             self.has_saved_model, self.is_zero_shot_best = True, False
@@ -453,6 +449,16 @@ class RunWriter:
         self._say_epoch(epoch, state.metrics, notes, is_best=is_best)
         if is_stale:
             self.say(f"no better {recipe.monitor} in {recipe.patience} epochs: stopping")
+
+    def _save_epoch(self, state: TrainingState, metrics: dict[str, float]) -> None:
+        # Save the model in a folder such as checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100.
+        checkpoints = self.folder / "checkpoints"
+        name = f"epoch-{state.epoch:04d}"
+        if self.team.is_main:
+            for earlier in checkpoints.glob(f"{name}*"):  # left by an interrupted run
+                shutil.rmtree(earlier)
+        figures = [f"{figure}={metrics[figure]:.4f}" for figure in ("val_loss", "val_acc") if figure in metrics]
+        self.save(checkpoints / "-".join([name, *figures]), state.model_to_save)
 
     def _say_epoch(self, epoch: int, metrics: Mapping[str, float], notes: Sequence[str], *, is_best: bool) -> None:
         names = ("train_loss", "val_loss", "val_acc", "val_map")

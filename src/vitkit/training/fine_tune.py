@@ -21,7 +21,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
 from vitkit.data.loading import BatchedImages, ImageData, explain_worker_errors, mix_seeds, quiet_workers
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.table import ImageTable
+from vitkit.data.table import MULTI_LABEL, ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.figures import BALANCE
 from vitkit.model.build import vit_of
@@ -44,7 +44,7 @@ from vitkit.training.finalize import (
 )
 from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Interruption, Loop
-from vitkit.training.losses import Objective, TrainingObjective, objective_of
+from vitkit.training.losses import MultiLabelObjective, Objective, TrainingObjective
 from vitkit.training.probe import ZERO_SHOT_KEPT, HeadImages, initialise_head
 from vitkit.training.recipe import checkpoint_every
 from vitkit.training.run_folder import Run
@@ -124,14 +124,17 @@ def prepare_training(
         trained, parameters = count_parameters(model)
         size = f"{trained:,} of {parameters:,} parameters trained"
         run.say(f"LoRA of rank {recipe.lora_rank} in {len(adapted)} matrices; {size}")
-    objective = objective_of(
-        table,
-        recipe,
-        teacher_logits=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
-        class_weights=class_weights(counts, table.task) if balance == "loss" else None,
-        shift=logit_shift(model, correction),
-        custom_loss=run.hooks.loss,
-    )
+    options: dict[str, Any] = {
+        "teacher_logits": None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
+        "class_weights": class_weights(counts, table.task) if balance == "loss" else None,
+        "shift": logit_shift(model, correction),
+        "custom_loss": run.hooks.loss,
+    }
+    if table.task is MULTI_LABEL:
+        sets = torch.tensor(table.set_targets())
+        objective: Objective = MultiLabelObjective(recipe, len(table.classes), sets=sets, **options)
+    else:
+        objective = Objective(recipe, len(table.classes), **options)
     return data, objective, fabric, head_seconds
 
 

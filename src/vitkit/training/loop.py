@@ -24,7 +24,7 @@ from torch.distributed import ReduceOp
 
 from vitkit.data.augment import Mixing
 from vitkit.data.loading import Batch, BatchedImages, mix_seeds
-from vitkit.errors import Interrupted, is_memory_short
+from vitkit.errors import Interrupted
 from vitkit.model.layers import Dropout, DropPath
 from vitkit.model.network import Network
 from vitkit.system.processes import Deferral
@@ -34,7 +34,7 @@ from vitkit.training.checkpoint import Clock, TrainingState, in_evaluation
 from vitkit.training.distributed import ALONE, ForwardHeads, ProcessGroup, add_gradients, parallel
 from vitkit.training.losses import EpochSums, TrainingObjective
 from vitkit.training.optim import set_learning_rate, swa_start
-from vitkit.training.stability import LOWER_LR, DivergedError, RunningStatistics, TooLittleMemory, all_finite
+from vitkit.training.stability import LOWER_LR, DivergedError, RunningStatistics, all_finite, optimizer_in_memory
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -198,7 +198,7 @@ class Loop:
         self._notify("on_fit_start")
         for epoch in range(state.epoch, state.recipe.epochs):
             if epoch > state.epoch:
-                state.epoch, state.batch, state.is_trained = state.epoch + 1, 0, False
+                state.next_epoch()
             try:
                 self.train_epoch()
                 self.validate()
@@ -304,14 +304,8 @@ class Loop:
             return
         if state.recipe.clip_grad:
             torch.nn.utils.clip_grads_with_norm_(state.model.parameters(), state.recipe.clip_grad, norm)
-        try:
+        with optimizer_in_memory():
             state.scaler.step(optimizer)
-        except (RuntimeError, MemoryError) as error:
-            if not is_memory_short(error):
-                raise
-            # The first step of an optimiser allocates its moments.
-            message = "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
-            raise TooLittleMemory("training.memory-short", message) from error
         state.scaler.update()
         state.step += 1
         if state.average is not None and state.recipe.ema:

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.data.table import MULTI_LABEL, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import mean_average_precision
 from vitkit.training.distributed import ALONE, ProcessGroup
@@ -240,14 +239,6 @@ class MultiLabelObjective(Objective):
 
 def _mean_of_heads(heads: Sequence[Tensor]) -> Tensor:
     return torch.stack([head.detach().float() for head in heads]).mean(dim=0)  # (B, K)
-
-
-def objective_of(table: ImageTable, recipe: Recipe, **options: Any) -> Objective:
-    """Build the objective for the task of a table. `options` are further attributes of `Objective`."""
-    classes = len(table.classes)
-    if table.task is MULTI_LABEL:
-        return MultiLabelObjective(recipe, classes, sets=torch.tensor(table.set_targets()), **options)
-    return Objective(recipe, classes, **options)
 
 
 class EpochSums:

@@ -148,6 +148,18 @@ class Pieces:
             )
 
 
+@contextmanager
+def optimizer_in_memory() -> Iterator[None]:
+    """Advise what to do if memory runs out in the optimiser's first step, which allocates the moments."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if is_memory_short(error):
+            message = "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
+            raise TooLittleMemory("training.memory-short", message) from error
+        raise
+
+
 class RunningStatistics:
     """The running means, variances and batch counters of the batch norms of a model, if it has any.
 
@@ -192,20 +204,7 @@ class RunningStatistics:
             return
         if self._steps_to_correct:  # later, the correction would have no effect
             self._steps_to_correct -= 1
-            # Replace the exponential average by the mean over all batches, if the mean gives this step a larger weight.
-            old = {id(buffer): before for buffer, before in zip(self._buffers, self._before, strict=True)}
-            for norm in self._norms:
-                if norm.momentum is None:  # the layer itself computes the plain mean
-                    continue
-                mean, variance, batches = norm.buffers()
-                batches_before = old[id(batches)]
-                # The statistics before the step have this weight in the exponential average. It becomes their weight
-                # in the mean over all batches if that is smaller.
-                old_weight = (1 - norm.momentum) ** (batches - batches_before)
-                new_weight = torch.minimum(old_weight, batches_before / batches)
-                factor = torch.where(batches > batches_before, (1 - new_weight) / (1 - old_weight), 1.0)
-                for buffer in (mean, variance):
-                    buffer.copy_(torch.lerp(old[id(buffer)], buffer, factor.to(buffer)))
+            self._forget_initial_values()
         if self._team.size > 1:
             floats = [buffer for buffer in self._buffers if buffer.is_floating_point()]
             weighted = [buffer * images for buffer in floats]
@@ -215,6 +214,22 @@ class RunningStatistics:
                 buffer.copy_(total / count)
         for buffer, before in zip(self._buffers, self._before, strict=True):
             buffer.copy_(torch.where(is_finite, buffer, before))
+
+    def _forget_initial_values(self) -> None:
+        """Replace the exponential average by the mean over all batches, if the mean gives this step a larger weight."""
+        old = {id(buffer): before for buffer, before in zip(self._buffers, self._before, strict=True)}
+        for norm in self._norms:
+            if norm.momentum is None:  # the layer itself computes the plain mean
+                continue
+            mean, variance, batches = norm.buffers()
+            batches_before = old[id(batches)]
+            # The statistics before the step have this weight in the exponential average. It becomes their weight in the
+            # mean over all batches if that is smaller.
+            old_weight = (1 - norm.momentum) ** (batches - batches_before)
+            new_weight = torch.minimum(old_weight, batches_before / batches)
+            factor = torch.where(batches > batches_before, (1 - new_weight) / (1 - old_weight), 1.0)
+            for buffer in (mean, variance):
+                buffer.copy_(torch.lerp(old[id(buffer)], buffer, factor.to(buffer)))
 
     @contextmanager
     def normalising(self, images: int) -> Iterator[None]:

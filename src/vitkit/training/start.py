@@ -190,11 +190,14 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
     torch.manual_seed(mix_seeds(recipe.seed))
     model = build(config)
     fields = without_absolute_paths(recipe).to_dict()
+    of_network = (config.library,) if isinstance(config, NetworkConfig) and config.library != "custom" else ()
+    libraries = dict.fromkeys(("torch", "torchvision", "lightning-fabric", "numpy", "pillow", *of_network))
+    versions = {name: importlib.metadata.version(name) for name in libraries}
     provenance: dict[str, Any] = {
         "data": public_path(table.name),
         "data_hash": data_hash,
         "recipe": {name: list(v) if isinstance(v, tuple) else deepcopy(v) for name, v in fields.items()},
-        "versions": versions(config),
+        "versions": {"vitkit": vitkit.__version__, "python": platform.python_version(), **versions},
     }
     report = None
     if plan is not None:
@@ -294,14 +297,6 @@ def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: in
     except OSError:  # there is no such folder
         free = sys.maxsize
     return min(cores_per_process - 1, free // 2 // (worker_bytes * processes))
-
-
-def versions(config: Config | None = None) -> dict[str, str]:
-    """Return the versions of Python and of the libraries that a run uses, by name."""
-    of_network = (config.library,) if isinstance(config, NetworkConfig) and config.library != "custom" else ()
-    names = dict.fromkeys(("torch", "torchvision", "lightning-fabric", "numpy", "pillow", *of_network))
-    libraries = {name: importlib.metadata.version(name) for name in names}
-    return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
 
 
 def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) -> tuple[Blueprint, list[str]]:

@@ -123,6 +123,7 @@ class _DatasetRun:
         self.survey.check(run.blueprint.preprocess)
         run.recipe = run.blueprint.recipe
         run.reasons = [*reasons, *model_reasons]
+
         self.preprocess = run.blueprint.preprocess
         evaluated = "val" if "val" in table.splits else "train"
         if self.datasets.preprocess is not None:
@@ -131,6 +132,7 @@ class _DatasetRun:
         elif any(split == evaluated for split, _ in self.survey.shapes):
             self.preprocess = replace(self.preprocess, unknown="it was trained on tensors")
             run.reasons.append("note: the model cannot read files: state how the tensors were made with preprocess=")
+
         if run.out is not None and run.reserve is not None:
             run.reserve(run.out)
 

@@ -142,7 +142,15 @@ def result_of(
     arrays: Mapping[str, npt.NDArray[np.floating]] | None = None,
 ) -> Result:
     """Return the result of an experiment, as `vitkit.lab` describes it."""
-    pictures = _pictures(experiment, figures, arrays or {})
+    if isinstance(experiment, Measurement) and experiment.draw is not None:
+        pictures = experiment.draw(figures, arrays or {})
+    else:
+        from vitkit.reporting import draw_lines, pictures_of_experiment
+
+        pictures = pictures_of_experiment(experiment.picture, figures, experiment.drawn_lines)
+        printed = experiment.printed
+        if printed is not None:  # the paper's figure is redrawn, too
+            pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
     source = f"the source ({experiment.source}): {experiment.says}"
     differs = f"what differs: {experiment.differs}"
     lines = [f"{experiment.name}: {experiment.question}", *aligned([headings, *cells]), "", *remarks, source]
@@ -169,21 +177,6 @@ def result_of(
         pictures=pictures,
         html=lambda: _page(experiment, figures["command"], headings, cells, [*remarks, source, differs], pictures),
     )
-
-
-def _pictures(
-    experiment: Experiment, figures: dict[str, Any], arrays: Mapping[str, npt.NDArray[np.floating]]
-) -> dict[str, Callable[[], Figure]]:
-    """Return functions that plot the result and, if it is redrawn, the paper's figure, by caption."""
-    if isinstance(experiment, Measurement) and experiment.draw is not None:
-        return experiment.draw(figures, arrays)
-    from vitkit.reporting import draw_lines, pictures_of_experiment
-
-    pictures = pictures_of_experiment(experiment.picture, figures, experiment.drawn_lines)
-    printed = experiment.printed
-    if printed is not None:
-        pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
-    return pictures
 
 
 def _page(

@@ -58,16 +58,7 @@ def calibrate(run: Run) -> None:
     tests = run.out_of_fold.tests() if split == "all" and run.out_of_fold is not None else None
     try:
         if tests is not None:
-            # Each of these predictions is by a head that was fitted without the fold. An image whose earlier class no
-            # longer exists has no fold. It counts as a mistake, whatever the final head predicts.
-            predictor = replace(classifier, trust=None)  # unfamiliarity is undefined for training images
-            outcomes: dict[str, Any] = dict(zip(tests.paths, tests.probabilities, strict=True))
-            others = [path for path in tested_images(table, "all", inputs.earlier).paths if path not in outcomes]
-            predicted = predictor.assessments(table.at(path) for path in others)
-            for path, (_, outcome) in zip(others, predicted, strict=True):
-                outcomes[path] = outcome
-            tested = evaluate_with_earlier_labels(predictor, table, "all", inputs.earlier, outcomes=outcomes)
-            tested = replace(tested, split=BY_FOLDS, temperature=1.0)
+            tested = _evaluate_by_folds(run, tests)
         else:
             show_progress = partial(progress, "evaluating")
             tested = evaluate_with_earlier_labels(classifier, table, split, inputs.earlier, show_progress)
@@ -76,6 +67,22 @@ def calibrate(run: Run) -> None:
             record_tests(classifier, run.tested, inputs.seen("test"))
     finally:  # the calibration is saved even if the test fails or is interrupted
         classifier.save(run.folder)
+
+
+def _evaluate_by_folds(run: Run, tests: Evaluation) -> Evaluation:
+    """Return the evaluation of all images by the predictions `tests`, each of a head that was fitted without the fold.
+
+    An image whose earlier class no longer exists has no fold. It counts as a mistake, whatever the final head predicts.
+    """
+    table, earlier = run.table, run.inputs.earlier
+    classifier = replace(run.classifier, trust=None)  # unfamiliarity is undefined for training images
+    outcomes: dict[str, Any] = dict(zip(tests.paths, tests.probabilities, strict=True))
+    others = [path for path in tested_images(table, "all", earlier).paths if path not in outcomes]
+    predicted = classifier.assessments(table.at(path) for path in others)
+    for path, (_, outcome) in zip(others, predicted, strict=True):
+        outcomes[path] = outcome
+    evaluation = evaluate_with_earlier_labels(classifier, table, "all", earlier, outcomes=outcomes)
+    return replace(evaluation, split=BY_FOLDS, temperature=1.0)
 
 
 def frozen_features(run: Run) -> Tensor | None:
@@ -138,22 +145,31 @@ def fit_calibration(run: Run, facts: ValidationFacts) -> None:
     # A backend contains a copy of the head. If the calibration has changed the head, another backend is needed.
     run.classifier = classifier if correction_of(classifier) == before else with_backend(classifier)
     if is_single:
-        if run.calibration is None:
-            run.say("no validation images: the confidences are not calibrated (temperature 1)")
-        correction = correction_of(run.classifier)
-        if correction is not None and any(correction.shift):
-            applied = f"{correction.strength:.2f} of the prior shift is applied"
-            run.say(f"confidences are for classes {SHARES[correction.prior]}: {applied}")
-    elif run.calibration is None:
-        run.say("no validation images to choose thresholds: every class has 0.5")
+        _say_calibration(run)
     else:
-        calibrated = calibration_images(run.calibration)
-        temperature = f"{run.classifier.temperature:.3f}"
-        run.say(f"temperature {temperature}, fitted on {len(run.calibration.labels)} {calibrated}")
-        assert run.classifier.thresholds is not None
-        pairs = list(zip(run.classifier.classes, run.classifier.thresholds, strict=True))
-        shown = ", ".join(f"{name} {threshold:.3f}" for name, threshold in pairs[:10])
-        run.say(f"thresholds by F1 on {calibrated}: {shown}{', ...' if len(pairs) > 10 else ''}")
+        _say_thresholds(run)
+
+
+def _say_calibration(run: Run) -> None:
+    if run.calibration is None:
+        run.say("no validation images: the confidences are not calibrated (temperature 1)")
+    correction = correction_of(run.classifier)
+    if correction is not None and any(correction.shift):
+        applied = f"{correction.strength:.2f} of the prior shift is applied"
+        run.say(f"confidences are for classes {SHARES[correction.prior]}: {applied}")
+
+
+def _say_thresholds(run: Run) -> None:
+    classifier, calibration = run.classifier, run.calibration
+    if calibration is None:
+        run.say("no validation images to choose thresholds: every class has 0.5")
+        return
+    assert classifier.thresholds is not None
+    images = calibration_images(calibration)
+    run.say(f"temperature {classifier.temperature:.3f}, fitted on {len(calibration.labels)} {images}")
+    pairs = list(zip(classifier.classes, classifier.thresholds, strict=True))
+    shown = ", ".join(f"{name} {threshold:.3f}" for name, threshold in pairs[:10])
+    run.say(f"thresholds by F1 on {images}: {shown}{', ...' if len(pairs) > 10 else ''}")
 
 
 def _fit_unknown(

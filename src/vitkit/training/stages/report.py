@@ -9,7 +9,7 @@ from vitkit.data.splits import SPLITS
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.figures import describe
 from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of, verdict_of
-from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
+from vitkit.evaluation.metrics import MultiEvaluation
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
 from vitkit.model_folder import RECORD
@@ -38,6 +38,21 @@ def report(run: Run) -> None:
     for caption, draw in pictures_of(evaluation).items():
         run.draw(caption, draw())
     write_json(run.folder / EVALUATION, numbers)
+
+    explained = []  # the worst mistakes of the model, if it supports explanations and has made the predictions itself
+    # Mistakes of a head that was trained without the fold cannot be explained by the final head.
+    is_explained = evaluation.split != BY_FOLDS and can_explain(classifier.model)
+    if is_explained and not isinstance(evaluation, MultiEvaluation):
+        classes = evaluation.classes
+        worst = [i for i in evaluation.mistakes(_MAX_EXPLAINED) if evaluation.label_of(i) in classifier.classes]
+        with_gradients = replace(classifier, runner=None)  # the maps need the gradients of the model itself
+        for done, i in enumerate(worst, start=1):
+            progress("explaining mistakes", done, len(worst))
+            true, predicted = classes[evaluation.labels[i]], classes[evaluation.predicted[i]]
+            pictures = explain_mistake(with_gradients, table.place / evaluation.paths[i], true, predicted)
+            if not isinstance(pictures, str):  # it may have become unreadable
+                explained.append(Explained(i, f"{true}, taken for {predicted}", pictures))
+
     notes = (("note", describe_labels(numbers)), ("problem", describe(numbers)))
     write_report(
         run.folder / REPORT,
@@ -51,29 +66,11 @@ def report(run: Run) -> None:
         laid_out=laid_out,
         label_errors=run.label_errors,
         recipe=without_absolute_paths(recipe).to_toml(),
-        explained=_explain_mistakes(run, evaluation),
+        explained=explained,
     )
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
     run.say(f"{verdict_of(numbers).sentence}.")
     run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
-
-
-def _explain_mistakes(run: Run, evaluation: Evaluation) -> list[Explained]:
-    """Explain the worst mistakes of the model, if it supports explanations and has made the predictions itself."""
-    # Mistakes of a head that was trained without the fold cannot be explained by the final head.
-    is_explained = evaluation.split != BY_FOLDS and can_explain(run.classifier.model)
-    if not is_explained or isinstance(evaluation, MultiEvaluation):
-        return []
-    classes, explained = evaluation.classes, list[Explained]()
-    worst = [i for i in evaluation.mistakes(_MAX_EXPLAINED) if evaluation.label_of(i) in run.classifier.classes]
-    with_gradients = replace(run.classifier, runner=None)  # the maps need the gradients of the model itself
-    for done, i in enumerate(worst, start=1):
-        progress("explaining mistakes", done, len(worst))
-        true, predicted = classes[evaluation.labels[i]], classes[evaluation.predicted[i]]
-        pictures = explain_mistake(with_gradients, run.table.place / evaluation.paths[i], true, predicted)
-        if not isinstance(pictures, str):  # it may have become unreadable
-            explained.append(Explained(i, f"{true}, taken for {predicted}", pictures))
-    return explained
 
 
 def pictures_for_page(run: Run) -> dict[str, bytes]:

@@ -96,12 +96,22 @@ def resolve(run: Run) -> None:
         _complete_again(run, request.replace(method="probe", split=(1.0, 0.0, 0.0)))
         run.reasons = reasons
         return
-    if not _may_become_probe(run):
+
+    # A linear probe may replace the fine-tuning that `auto` has chosen, if the fields that the user has set have an
+    # effect on the probe, too.
+    if run.recipe.method != "full" or run.recipe.folds is not None:
         return
     (part,) = run.parts
+    table = part.images.table
+    if table.task is not SINGLE_LABEL or part.overlap.seen() or table.splits.count("train") > _MAX_FOR_PROBE:
+        return
+    unused = without_effect(run.recipe.replace(method="probe"), request)
+    if not unused.keys().isdisjoint(request.named):
+        return
+
     run.features = FeatureStore(run.recipe, run.blueprint.weights, run.photographs)
     try:
-        accuracy, interval, images = probe_accuracy(run.features, part.images.table, part.images.groups)
+        accuracy, interval, images = probe_accuracy(run.features, table, part.images.groups)
     except VitkitError:  # there are too few images for a cross-validation
         return
     bounds = interval_text([100 * end for end in interval], 1)
@@ -143,18 +153,6 @@ def _can_train_on_all(run: Run) -> bool:
     if table.task is not SINGLE_LABEL or len(table) > _MAX_WITHOUT_TEST_SET or part.overlap.seen():
         return False
     return fold_count(table, part.images.groups) == MAX_FOLDS  # else no class has a group for each fold
-
-
-def _may_become_probe(run: Run) -> bool:
-    """Return whether a linear probe may replace the fine-tuning that `auto` has chosen."""
-    if run.recipe.method != "full" or run.recipe.folds is not None:
-        return False
-    (part,) = run.parts
-    table = part.images.table
-    if table.task is not SINGLE_LABEL or part.overlap.seen() or table.splits.count("train") > _MAX_FOR_PROBE:
-        return False
-    # Each field that the user has set must have an effect on the probe.
-    return without_effect(run.recipe.replace(method="probe"), run.request).keys().isdisjoint(run.request.named)
 
 
 def _test_paths(run: Run) -> frozenset[str]:
