@@ -99,7 +99,8 @@ def compare(
     """
     source, fields = fields_of_request(recipe, "a comparison")
     sources = [data] if isinstance(data, (str, Path)) else list(data or ())
-    runs = [Path(source) for source in sources if _is_finished_run(Path(source))]
+    files = (RECIPE, PREDICTIONS, EVALUATION)  # of a finished run
+    runs = [folder for folder in map(Path, sources) if all((folder / file).is_file() for file in files)]
     if models is None and runs and len(sources) > 1:
         if len(runs) < len(sources):
             other = next(source for source in sources if Path(source) not in runs)
@@ -144,10 +145,6 @@ def compare(
         remaining = tuple(name for name in plan.models if name not in failed)
         jobs = tuple(job for job in plan.jobs if job.model not in failed)
         return _conclude(replace(plan, models=remaining, jobs=jobs, notes=(*plan.notes, *notes)), folder)
-
-
-def _is_finished_run(folder: Path) -> bool:
-    return all((folder / file).is_file() for file in (RECIPE, PREDICTIONS, EVALUATION))
 
 
 def _plan(

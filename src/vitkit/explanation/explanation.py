@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-    from vitkit.model.vit import VisionTransformer
-
 
 def can_explain(model: Model) -> bool:
     """Return whether the method `gradient` can explain the model.
@@ -457,7 +455,14 @@ def explain_classes(
         heads: FloatArray | None = None
         layers: tuple[int, ...] = ()
         if HEADS in methods:
-            layers, heads = _maps_of_heads(vit_of(model, HEADS), images, layer)
+            vit = vit_of(model, HEADS)
+            if layer is not None:
+                layers = (find_layer(vit.config, layer),)
+                heads = head_maps(vit, images, layer).cpu().numpy()
+            else:
+                layers = tuple(attention_layers(vit.config))
+                rows = [average_rows_of_head(attention, vit.config) for attention in attention_maps(vit, images)]
+                heads = to_grid(torch.cat(rows), vit.config).cpu().numpy()
 
     order = np.argsort(-probabilities, kind="stable")
     ranking = tuple((classifier.classes[i], float(probabilities[i])) for i in order)
@@ -476,14 +481,6 @@ def explain_classes(
         )
         for i, number in enumerate(numbers)
     ]
-
-
-def _maps_of_heads(model: VisionTransformer, images: Tensor, layer: int | None) -> tuple[tuple[int, ...], FloatArray]:
-    """Return the numbers of the layers, and each head's attention in them for one image, (layers, heads, h, w)."""
-    if layer is not None:
-        return (find_layer(model.config, layer),), head_maps(model, images, layer).cpu().numpy()
-    rows = [average_rows_of_head(attention, model.config) for attention in attention_maps(model, images)]
-    return tuple(attention_layers(model.config)), to_grid(torch.cat(rows), model.config).cpu().numpy()
 
 
 def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDArray[np.float32]) -> int:

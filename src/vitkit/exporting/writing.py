@@ -144,15 +144,11 @@ def export(
         if int8 is not None:
             fastest = classifier.use(device="cpu")
             contenders.setdefault(f"{fastest.backend} {fastest.precision}", fastest)
-        images_per_s = _measure_speeds(contenders, torch.stack(trial.images[:_BATCH]))
+        images = torch.stack(trial.images[:_BATCH])
+        works = {name: partial(contender.logits, images) for name, contender in contenders.items()}
+        times = interleave(works, _ROUNDS, min_seconds=0, max_seconds=_SECONDS)  # in turn
+        images_per_s = {name: timing.rate(len(images)).median for name, timing in times.items()}
     return replace(outcome, size=size, images_per_s=images_per_s)
-
-
-def _measure_speeds(contenders: Mapping[str, Classifier], images: Tensor) -> dict[str, float]:
-    """Measure how many images per second each classifier computes, in turn, in batches like `images`."""
-    works = {name: partial(classifier.logits, images) for name, classifier in contenders.items()}
-    times = interleave(works, _ROUNDS, min_seconds=0, max_seconds=_SECONDS)
-    return {name: timing.rate(len(images)).median for name, timing in times.items()}
 
 
 class _Trial:

@@ -50,7 +50,11 @@ def write_comparison(
     `figures` is the content of comparison.json. The table of models has these `headings`, and a row for each model.
     """
     models, best, luck = figures["models"], figures["best"], figures["luck"]
-    short_names = _short_names([row[0] for row in rows])
+    names = [row[0] for row in rows]
+    short_names = {name: name for name in names}
+    if len(names) > 1 and max(map(len, names)) > _MAX_PLAIN_NAME:
+        # One of them is too long for the head of a column, so all are replaced by letters: A to Z, then AA, BB …
+        short_names = {name: _LETTERS[i % 26] * (1 + i // 26) for i, name in enumerate(names)}
     lines = []  # of the table; it has a column for each model, because there are more values than models
     for heading, *values in zip(headings[1:], *(row[1:] for row in rows), strict=True):
         is_measured = any(value != "-" for value in values)
@@ -92,13 +96,6 @@ def write_comparison(
         notes=notes,
     )
     write_page(path, f"Which model for {figures['data']}?", body)
-
-
-def _short_names(names: Sequence[str]) -> dict[str, str]:
-    # If a name is too long for the head of a column, all names are replaced by letters: A to Z, then AA, BB …
-    if len(names) == 1 or max(map(len, names)) <= _MAX_PLAIN_NAME:
-        return {name: name for name in names}
-    return {name: _LETTERS[i % 26] * (1 + i // 26) for i, name in enumerate(names)}
 
 
 def _cells_of_run(run: Mapping[str, Any]) -> list[str]:

@@ -28,7 +28,6 @@ from vitkit.experiments.lab import (
     LAB,
     PAGE,
     Ablation,
-    AblationVariant,
     Costs,
     Experiment,
     Measurement,
@@ -492,7 +491,10 @@ def plan_ablation(
             run_fields = {**fields, "seed": run_seed}
             if variant.after is not None:
                 run_fields["weights"] = f"{FOLDER_PLACEHOLDER}/{folders[variant.after]}-seed{run_seed}"
-            pretraining = _pretraining_of(variant, run_fields)
+            pretraining = None  # with all training images, even if `max_images` limits those of the training
+            if variant.pretraining:
+                common = {name: run_fields[name] for name in _PRETRAINING_FIELDS if name in run_fields}
+                pretraining = {**common, "logger": "none", **variant.pretraining}
             jobs.append(ComparisonJob(variant.label, run_seed, 1.0, images, run_fields, folder, pretraining))
     jobs.sort(key=lambda job: job.seed)  # all variants of one seed are trained one after another
     test_images = before_training(entries)
@@ -509,14 +511,6 @@ def plan_ablation(
         notes=tuple(dict.fromkeys(notes)),
     )
     return plan, descriptions
-
-
-def _pretraining_of(variant: AblationVariant, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    # With all training images, even if `max_images` limits those of the training.
-    if not variant.pretraining:
-        return None
-    common = {name: fields[name] for name in _PRETRAINING_FIELDS if name in fields}
-    return {**common, "logger": "none", **variant.pretraining}
 
 
 def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
