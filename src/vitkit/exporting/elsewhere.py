@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import check_writable
 from vitkit.system.files import exclusive, staged
+from vitkit.system.processes import python_script
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -100,7 +101,7 @@ def write_folder(
         shutil.copyfile(_STATIC / "verify.py", folder / "verify.py")
         is_verified = runtime.can_verify_here()
         if is_verified:
-            command = [sys.executable, str(folder / "verify.py")]
+            command = python_script(folder / "verify.py")
             ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # a script of vitkit
             if ran.returncode:
                 last = (ran.stderr.strip() or ran.stdout.strip() or "no reason given").splitlines()[-1]

@@ -67,6 +67,18 @@ def write_comparison(
     chance = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"
     notes = [sentence(note) for note in figures["notes"]]
     notes += [f"{model['name']}: {'; '.join(model['caveats'])}." for model in models if model["caveats"]]
+    runs = []
+    for model in models:
+        for run in model["runs"]:
+            cells = [
+                str(run["seed"]),
+                str(run["training_images"]),
+                f"{100 * run['accuracy']:.1f} %",
+                "-" if run["loss"] is None else f"{run['loss']:.3f}",
+                "-" if run["epochs"] is None else str(run["epochs"]),
+                "-" if run["seconds"] is None else f"{run['seconds']:.0f}",
+            ]
+            runs.append({"folder": run["folder"], "name": model["name"], "cells": cells})
     body = from_template(
         _TEMPLATE,
         data=figures["data"],
@@ -88,25 +100,10 @@ def write_comparison(
         ),
         pictures=_pictures(models),
         pairs=_pairs(figures["pairs_by_fraction"]),
-        runs=[
-            {"folder": run["folder"], "name": model["name"], "cells": _cells_of_run(run)}
-            for model in models
-            for run in model["runs"]
-        ],
+        runs=runs,
         notes=notes,
     )
     write_page(path, f"Which model for {figures['data']}?", body)
-
-
-def _cells_of_run(run: Mapping[str, Any]) -> list[str]:
-    return [
-        str(run["seed"]),
-        str(run["training_images"]),
-        f"{100 * run['accuracy']:.1f} %",
-        "-" if run["loss"] is None else f"{run['loss']:.3f}",
-        "-" if run["epochs"] is None else str(run["epochs"]),
-        "-" if run["seconds"] is None else f"{run['seconds']:.0f}",
-    ]
 
 
 def _expected(best: Mapping[str, Any]) -> str:

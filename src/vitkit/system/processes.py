@@ -197,6 +197,11 @@ def python_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", _RUN.format(path=path, module=module), *arguments]
 
 
+def python_script(path: Path) -> list[str]:
+    """Return the command that runs a script of vitkit, which imports from its own folder."""
+    return [sys.executable, str(path)]
+
+
 def is_same_process(process: int, start_time: str) -> bool:
     """Return whether a process with this id and start time (`start_time_of`) still runs.
 
