@@ -268,7 +268,7 @@ def scan(
 class _Examined:
     """What was learned from one file."""
 
-    facts: Facts | None  # without keypoints; None for a picture that needs more memory than this process may use
+    facts: Facts | None  # None for a picture that needs more memory than this process may use; keypoints come last
     may_store: bool = False  # whether another examination would give the same facts
     grey: Grey | None = None  # the grey values in which to search for keypoints, if there may be any
 

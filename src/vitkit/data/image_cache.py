@@ -161,7 +161,7 @@ def choose_cache(cache: str, expected_bytes: int, *, workers: int, processes: in
     can_share = workers == 0 or sys.platform == "linux"  # other systems spawn workers, which share no memory
     if cache == "ram":
         return "ram" if can_share else "disk"
-    if cache != "auto":
+    if cache in ("disk", "none"):
         return cache
     if can_share and expected_bytes <= available_memory() // (4 * processes):
         return "ram"

@@ -378,7 +378,7 @@ class PathFinder:
         If there is none, surrounding spaces are removed, and then paths are compared after resolving the symbolic links
         in their folders and composing accents (NFC), in which operating systems differ.
         """
-        for spelling in (path, path.strip()):
+        for spelling in dict.fromkeys((path, path.strip())):  # once if there are no spaces around it
             if matches := self._by_path.get(self._absolute(spelling)):
                 return matches
         if self._by_real_path is None:
@@ -389,7 +389,7 @@ class PathFinder:
 
     def find_unlisted(self, path: str) -> str | None:
         """Return the relative path of an image file that exists in the folder, but is not in `paths`; None without."""
-        for spelling in (path, path.strip()):
+        for spelling in dict.fromkeys((path, path.strip())):
             file = Path(self._real_path(self._absolute(spelling), is_composed=False))
             if file.suffix.lower() in SUFFIXES and file.is_relative_to(self._root) and image_exists(file):
                 return file.relative_to(self._root).as_posix()

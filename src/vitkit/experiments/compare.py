@@ -98,7 +98,7 @@ def compare(
         OSError: the folder cannot be written.
     """
     source, fields = fields_of_request(recipe, "a comparison")
-    sources = [data] if isinstance(data, (str, Path)) else list(data or ())
+    sources = [data] if isinstance(data, (str, Path)) else [source for source in data or () if source is not None]
     files = (RECIPE, PREDICTIONS, EVALUATION)  # of a finished run
     runs = [folder for folder in map(Path, sources) if all((folder / file).is_file() for file in files)]
     if models is None and runs and len(sources) > 1:

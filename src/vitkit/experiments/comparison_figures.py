@@ -193,7 +193,7 @@ def pair_figures(plan: Plan, predictions: RunPredictions, family: Family) -> lis
     for figures, recipe, trained in compare_pairs(plan.models, compared, family, predictions.described):
         a, b = figures["a"], figures["b"]
         better = {"recipe": recipe.better(a, b) if family.seeds > 1 else None, "trained": trained.better(a, b)}
-        rows.append({**figures, "fraction": predictions.fraction, "better": better})
+        rows.append({"a": a, "b": b, "fraction": predictions.fraction, **figures, "better": better})
     return rows
 
 

@@ -104,9 +104,9 @@ def compare_trained(folders: Sequence[Path], out: str | Path | None) -> Result:
                 f"only {pair['a']} is right for {pair['only'][0]}, only {pair['b']} for {pair['only'][1]}"
             )
         differing = [path for path, row in zip(paths, correct.T, strict=True) if 0 < row.sum() < len(runs)]
-        pictures = list(_pictures(runs, differing[:_MAX_SHOWN]))
         write_json(folder / COMPARISON, figures)
         write_text(folder / TABLE, csv_table(table, end="\n"))
+        pictures = list(_pictures(runs, differing[:_MAX_SHOWN]))
         write_trained_comparison(folder / PAGE, figures, headings, rows, sentences, pictures)
     verdict = verdict_of_comparison(figures).sentence
     notes = [*figures["findings"], *figures["notes"]]

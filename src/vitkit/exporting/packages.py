@@ -155,8 +155,8 @@ def _write_html(path: Path, name: str, onnx: bytes, card: Card, about: str, runt
     worker = "".join((_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "unknown.js", "worker.js"))
     in_scope = f"(() => {{\n{worker}}})();\n"  # because the runtime defines short global names
     packed = {
-        "worker": gzip.compress(script + in_scope.encode(), mtime=0),
-        "wasm": gzip.compress(wasm, mtime=0),
+        "worker": gzip.compress(script + in_scope.encode(), 9, mtime=0),
+        "wasm": gzip.compress(wasm, 9, mtime=0),
         "model": gzip.compress(onnx, 1, mtime=0),  # higher levels hardly make weights smaller
     }
     size = sum(4 * len(content) // 3 for content in packed.values())

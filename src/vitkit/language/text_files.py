@@ -306,7 +306,7 @@ def _open_clip_settings(config: Mapping[str, Any], *, is_quick: bool) -> dict[st
     """Return the fields of `TextConfig` in `text_cfg`, with OpenCLIP's defaults. `is_quick` is its `quick_gelu`."""
     pool = config.get("pool_type", "argmax")
     unsupported = [name for name in _UNSUPPORTED if config.get(name)]
-    if pool not in _POOLS:
+    if not isinstance(pool, str) or pool not in _POOLS:
         unsupported.append("pool_type")
     if unsupported:
         name = unsupported[0]

@@ -34,9 +34,6 @@ _TERMINALS = tuple(stream for stream in (0, 1, 2) if os.isatty(stream))
 def stoppable() -> Iterator[None]:
     """End a whole program cleanly after a signal, which raises `Interrupted` in this `with` block.
 
-    If the environment variable VITKIT_STOP_FILE is set, it is the path of a file. As soon as this file exists, a thread
-    sends SIGTERM to this process.
-
     Raises:
         SystemExit: a signal arrived; the exit code is 128 + its number. A line is printed to stderr first.
     """
@@ -48,15 +45,7 @@ def stoppable() -> Iterator[None]:
         raise Interrupted(number)
 
     previous = _set_handlers(receive)
-    stop_file = os.environ.pop(STOP_FILE, "")  # removed, so that child processes do not inherit it
-    if stop_file:
-
-        def watch() -> None:
-            while not Path(stop_file).exists():
-                time.sleep(_CHECK_INTERVAL)
-            signal_this_process(signal.SIGTERM)
-
-        threading.Thread(target=watch, daemon=True).start()
+    watch_stop_file()
     try:
         yield
     except BaseException as error:
@@ -139,13 +128,30 @@ _CHECK_INTERVAL = 0.5  # seconds between checks for the file
 def request_stop(process: int, file: Path) -> None:
     """Ask a process to save its work and end.
 
-    It receives SIGTERM. On Windows, `file` is created instead, for which the process waits (`stoppable`).
+    It receives SIGTERM. On Windows, `file` is created instead, for which the process waits (`watch_stop_file`).
     """
     if environment.IS_WINDOWS:
         file.touch()
     else:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
+
+
+def watch_stop_file() -> None:
+    """Start a thread that sends SIGTERM to this process as soon as a file exists.
+
+    The path of the file is in the environment variable VITKIT_STOP_FILE. If it is not set, no thread is started.
+    """
+    name = os.environ.pop(STOP_FILE, "")  # removed, so that child processes do not inherit it
+    if not name:
+        return
+
+    def watch() -> None:
+        while not Path(name).exists():
+            time.sleep(_CHECK_INTERVAL)
+        signal_this_process(signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def detached_options() -> dict[str, Any]:

@@ -416,7 +416,7 @@ class RunWriter:
         self._say_epoch(ZERO_SHOT, metrics, ["zero-shot"], is_best=is_best)
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Write the files of the epoch, and stop the training if `patience` or the time budget is used up."""
+        """Write the files of the epoch, and end the training after `stop_after`, `patience` or the time budget."""
         epoch, recipe = state.epoch, self.recipe
         metrics = self._figures(state)
         waiting = state.metrics.get("waiting")  # None if the run was resumed after the last step

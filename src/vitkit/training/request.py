@@ -46,8 +46,8 @@ def requested(recipe: Recipe | str | Path | None, data: str | Path | None = None
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
     """
     request = with_data(recipe, data)
-    name = bundled_name(request.data)
-    if name is not None and request.source is None:
+    name = bundled_name(request.data) if request.source is None else None
+    if name is not None:
         request = Recipe.load(name).updated(request)
     if request.data is None:
         message = "no data: name a folder with one sub-folder of images per class, or the sample data set 'digits'"

@@ -153,6 +153,8 @@ def check_output_folder(out: str | Path | None, table: ImageTable | None, teache
         return
     if folder.exists() and not folder.is_dir():
         raise VitkitError("training.out-is-file", f"--out {out} is a file; choose a folder that does not exist")
+    if not folder.is_dir():
+        return
     for what, name in (("teacher", teacher), ("weights", weights)):
         if name is None or not Path(name).exists():
             continue

@@ -284,9 +284,9 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
 def _bytes_between_steps(state: TrainingState, teacher: nn.Module | None) -> int:
     """Return the bytes that tensors occupy between two steps, without gradients and images."""
     modules = [module for module in (state.model, state.average, teacher) if module is not None]
-    weights = sum(tensor.nbytes for module in modules for tensor in module.state_dict().values())
-    moments = [value for values in state.optimizer.state.values() for value in values.values()]
-    return weights + sum(moment.nbytes for moment in moments if isinstance(moment, Tensor))
+    values = [value for module in modules for value in module.state_dict().values()]
+    values += [value for moments in state.optimizer.state.values() for value in moments.values()]
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 def _measure_on_cpu(

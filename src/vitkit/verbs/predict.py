@@ -315,7 +315,8 @@ def predict(
             _note_difference(classifier, doubts, notes)
         if out is not None and is_workbook:
             header = Csv(columns).names
-            write_workbook(out, header, ([row.cells().get(name) for name in header] for row in rows))
+            cells_of_rows = (row.cells() for row in rows)
+            write_workbook(out, header, ([cells.get(name) for name in header] for cells in cells_of_rows))
     return Predictions(
         images=tally.images,
         unreadable=tally.unreadable,

@@ -172,7 +172,7 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
         )
     if has_logits is None:  # a representation layer belongs to the old head
         has_logits = num_classes is None or num_classes == source.num_classes
-    if not has_logits:
+    if has_logits is False:
         fields["representation_size"] = None
     return source.replace(**fields)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,8 @@ def reasons_of(reasons: Mapping[str, str], names: Iterable[str]) -> dict[str, st
 
 def most_common(values: Iterable[int]) -> int:
     """Return the most common value, the first one of several; 0 if there is none."""
-    candidates = list(values)
-    return max(candidates, key=candidates.count, default=0)
+    counts = Counter(values)
+    return max(counts, key=counts.__getitem__, default=0)
 
 
 def shape_of(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[int, ...]:

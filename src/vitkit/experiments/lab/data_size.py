@@ -119,10 +119,11 @@ def plan_sizes(
         shared = recipe.set_fields()
         safe_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
         for size, count in zip(SIZES, counts, strict=True):
-            before = {**shared, "data": upstream, "method": pretraining.recipe.method}
-            before["epochs"] = max(round(pretraining.recipe.epochs / size), 1)  # the same number of steps for each part
+            before = {**shared}
             if count < images:
                 before["max_images"] = count
+            before["epochs"] = max(round(pretraining.recipe.epochs / size), 1)  # the same number of steps for each part
+            before |= {"data": upstream, "method": pretraining.recipe.method}
             for run_seed in run_seeds:
                 folder = f"runs/{number}-{safe_name}-{count}-seed{run_seed}"
                 encoder = f"{folder}-pretrained"

@@ -224,7 +224,7 @@ def _replaced(name: str, rules: Iterable[tuple[str, str]]) -> str:
 
 DINO_PREPROCESS = DEIT
 # Training divides blocks into chunks, so names may have the number of the chunk before that of the layer.
-_BLOCK_DINO = re.compile(r"(blocks\.(?:\d+\.)?(\d+)\.)(.+)$")
+_BLOCK_DINO = re.compile(r"^(blocks\.(?:\d+\.)?(\d+)\.)(.+)$")
 
 
 def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
