@@ -384,11 +384,6 @@ def command(text: str) -> str:
     return f'<p class="soft"><code>{" ".join(f"<span>{escape(word)}</span>" for word in text.split())}</code></p>'
 
 
-def listing(text: str) -> str:
-    """Return preformatted text in a box that scrolls horizontally."""
-    return f'<pre tabindex="0">{escape(text)}</pre>'
-
-
 def image(name: str, data: bytes, kind: str, attributes: str = "") -> str:
     """Return a picture, a file of the kind png, jpeg or svg+xml, embedded in the page.
 

@@ -45,7 +45,6 @@ from vitkit.text.pages import (
     figure,
     finding,
     image,
-    listing,
     new_figure,
     panel,
     panels,
@@ -305,6 +304,7 @@ def _report(choices: Pretraining, run: Run) -> None:
     )
     strips = image("Pictures filled in", to_png(_draw_strips(choices, run, images.of_split(split))), "png")
     losses = figure("Loss by epoch", to_png(draw_losses(run.metrics.rows, epoch)))
+    toml = escape(without_absolute_paths(recipe).to_toml())
     body = [
         f"<h1>{escape(title)}</h1>",
         component("verdict", "note", "Fine-tune from this run, and compare with random weights", beside=headline),
@@ -313,7 +313,7 @@ def _report(choices: Pretraining, run: Run) -> None:
         panels(losses, panel("What this says", f"<p>No labels were used. {note}</p>")),
         "<h2>Details</h2>",
         details("The run", table([[escape(name), escape(value)] for name, value in facts.items()])),
-        details("The complete recipe", listing(without_absolute_paths(recipe).to_toml())),
+        details("The complete recipe", f'<pre tabindex="0">{toml}</pre>'),
     ]
     write_page(run.folder / REPORT, title, body)
     run.say(f"{headline}; report: {run.folder / REPORT}")
