@@ -1,8 +1,8 @@
 """Make the pictures of the front page and what they show: `python benchmarks/studio_picture.py WEIGHTS`.
 
 WEIGHTS is `deit_tiny_patch16_224.pth`. The photographs are 300 drawings of flowers, so that all can be published. A
-classifier is trained on them; its report and the explanation of one drawing become docs/live/, the studio with the
-film and the head of the report, too; the studio with the drawings becomes docs/pictures/studio.png.
+classifier is trained on them; its report and the explanation of one drawing become docs/live/, with pictures;
+the studio with the drawings becomes docs/pictures/studio.png.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter, ImageSequence
+from PIL import Image, ImageDraw, ImageFilter
 from playwright.sync_api import sync_playwright
 
 import vitkit
@@ -32,7 +32,7 @@ KINDS = {  # petals, centre, and how many petals
     "violet": ("slateblue", "gold", 5),
 }
 DRAWINGS, SIDE = 300, 160
-MOST = {"live/report.html": 4e6, "live/attention.html": 1e6, "live/attention.webp": 3e5}  # bytes
+MOST = {"live/report.html": 4e6, "live/attention.html": 1e6}  # bytes
 
 
 def flower(kind: str, chance: np.random.Generator) -> Image.Image:
@@ -103,13 +103,6 @@ def keep(taken: bytes, name: str) -> None:
     few.save(DOCS / name, optimize=True)
 
 
-def shorten_film(film: Path) -> None:
-    """Let a film play once, in less than five seconds, so that nothing on a page moves on and on."""
-    frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(Image.open(film))]
-    options = {"duration": 4800 // len(frames), "loop": 1, "quality": 75, "method": 6}
-    frames[0].save(film, save_all=True, append_images=frames[1:], **options)
-
-
 if __name__ == "__main__":
     (weights,) = (Path(word).resolve() for word in sys.argv[1:])
     (DOCS / "live").mkdir(exist_ok=True)
@@ -119,13 +112,12 @@ if __name__ == "__main__":
         recipe = vitkit.Recipe(weights=weights, method="probe", split=(0.6, 0.1, 0.3), labels=folder / "labels.csv")
         run = vitkit.train(folder / "flowers", recipe, out=folder / "runs" / "flowers")
         shutil.copy(run.report, DOCS / "live" / "report.html")
-        explained = run.classifier.explain(daisy, "heads")
+        explained = run.classifier.explain(daisy, "all")
         explained.save(DOCS / "live" / "attention.html")
-        explained.save(DOCS / "live" / "attention.webp")
-        shorten_film(DOCS / "live" / "attention.webp")
+        explained.save(DOCS / "live" / "attention.png")
         keep(picture(DOCS / "live" / "report.html"), "live/report.png")
         keep(studio(folder), "pictures/studio.png")
-    for name in (*MOST, "live/report.png", "pictures/studio.png"):
+    for name in (*MOST, "live/report.png", "live/attention.png", "pictures/studio.png"):
         size = (DOCS / name).stat().st_size
         print(f"docs/{name}: {size:,} bytes")
         assert size <= MOST.get(name, 3e5), f"docs/{name} is too large to publish"
