@@ -114,7 +114,8 @@ if __name__ == "__main__":
         shutil.copy(run.report, DOCS / "live" / "report.html")
         explained = run.classifier.explain(daisy, "all")
         explained.save(DOCS / "live" / "attention.html")
-        explained.save(DOCS / "live" / "attention.png")
+        explained.save(folder / "attention.png")
+        keep((folder / "attention.png").read_bytes(), "live/attention.png")
         keep(picture(DOCS / "live" / "report.html"), "live/report.png")
         keep(studio(folder), "pictures/studio.png")
     for name in (*MOST, "live/report.png", "live/attention.png", "pictures/studio.png"):
