@@ -266,7 +266,7 @@ def scan(
 
 @dataclass
 class _Examined:
-    """What was learned from one file."""
+    """The facts of one file, and what the search for its keypoints needs."""
 
     facts: Facts | None  # None for a picture that needs more memory than this process may use; keypoints come last
     may_store: bool = False  # whether another examination would give the same facts

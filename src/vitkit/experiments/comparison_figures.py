@@ -202,12 +202,12 @@ def compare_pairs(
     compared: Sequence[tuple[int, int]],
     family: Family,
     images: str,
-    in_words: Callable[[str], str] = str,
+    display_name: Callable[[str], str] = str,
 ) -> Iterator[tuple[dict[str, Any], Difference, Difference]]:
     """Yield the figures of each pair of models, and their difference with and without the uncertainty from seeds.
 
     `compared` has the indices of the models in `names` and in the family, `images` a description of the test images,
-    and `in_words` returns a name as it appears in a verdict.
+    and `display_name` returns a name as it appears in a verdict.
     """
     recipes, trained_models = family.differences(compared), family.differences(compared, include_seeds=False)
     for (i, j), recipe, trained in zip(compared, recipes, trained_models, strict=True):
@@ -218,7 +218,7 @@ def compare_pairs(
             "difference": recipe.mean,
             **recipe.to_dict(),
             "trained": trained.to_dict(),
-            "verdict": verdict(in_words(a), in_words(b), recipe, trained, family.seeds, images, len(compared)),
+            "verdict": verdict(display_name(a), display_name(b), recipe, trained, family.seeds, images, len(compared)),
         }
         yield figures, recipe, trained
 

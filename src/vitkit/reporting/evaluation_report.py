@@ -112,10 +112,10 @@ def write_report(
         remedy = "only the figures on a test split are not affected by such choices"
         sentences.insert(0, ("warning", f"{problem} ({', '.join(evaluation.chosen)}); {remedy}"))
     figure, beside = headline(numbers)
-    doubts = None  # a paragraph about the label errors
+    label_paragraph = None
     if root is not None and label_errors:
         chance = false_alarms_in_words(len(label_errors), sum(error.chance for error in label_errors))
-        doubts = (
+        label_paragraph = (
             f"{len(label_errors)} labels contradict models that were trained on the other images; the most doubtful "
             f"come first. {chance[0].upper()}{chance[1:]}, and their images are only difficult, so look at an image "
             "before you change its label. label_errors.csv in the run's folder lists all of them."
@@ -137,7 +137,7 @@ def write_report(
         has_photographs=root is not None,
         left_out=" ".join(left_out),
         is_in_run=(path.parent / RECIPE).is_file(),
-        label_errors=doubts,
+        label_errors=label_paragraph,
         calibration=calibration,
         unknown=_unknown(numbers),
         has_points=laid_out is not None,

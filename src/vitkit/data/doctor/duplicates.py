@@ -220,15 +220,14 @@ def find_duplicates(facts: Sequence[Facts], comparison: Comparison | None = None
         return sorted(_sorted(first_of[digests[i]], first_of[digests[j]]) for i, j in pairs)
 
     near, mirrored = image_pairs(comparison.pairs.direct), image_pairs(comparison.pairs.mirrored)
-    links_by_depth: dict[SearchDepth, list[Link]] = {}  # the links of each search that was completed
     if comparison.altered is not None:
         altered = image_pairs(comparison.altered.direct)
-        all_mirrored = sorted(mirrored + image_pairs(comparison.altered.mirrored))
-        links_by_depth["altered"] = _links(len(facts), near, altered, all_mirrored)
-    links_by_depth["near"] = _links(len(facts), near, [], mirrored)
-    for depth, links in links_by_depth.items():
+        links = _links(len(facts), near, altered, sorted(mirrored + image_pairs(comparison.altered.mirrored)))
         if not _is_one_scene(connect(links, len(facts)), len(digests)):
-            return exact + links, depth
+            return exact + links, "altered"
+    links = _links(len(facts), near, [], mirrored)
+    if not _is_one_scene(connect(links, len(facts)), len(digests)):
+        return exact + links, "near"
     return exact, "exact"
 
 

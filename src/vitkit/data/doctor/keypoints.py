@@ -87,7 +87,7 @@ def _find_on_canvas(canvas: Grey, sizes: Ints) -> list[bytes]:
     # Select keypoints that are spread over the cells of a grid: the strongest keypoint of each cell comes first, then
     # the second strongest of each cell, and so on.
     cells = np.maximum(np.round(_CELLS * sizes / sizes.min(axis=1, keepdims=True)), 1)[points.picture]  # (points, 2)
-    height, width = sizes[points.picture].T
+    height, width = sizes[points.picture].T  # of the picture of each keypoint
     row = (cells[:, 0] * points.y / height).astype(np.int64)
     column = (cells[:, 1] * points.x / width).astype(np.int64)
     columns = int(cells.max(initial=1))
@@ -101,7 +101,7 @@ def _find_on_canvas(canvas: Grey, sizes: Ints) -> list[bytes]:
     words |= points.is_bright.astype(np.uint64) << np.uint64(60)
     words |= points.level.astype(np.uint64) << np.uint64(61)
     words = words.astype("<u8")
-    height, width = sizes[points.picture].T
+    height, width = sizes[points.picture].T  # of the selected keypoints
     x = np.round(PLACES * points.x / width).clip(0, PLACES).astype("<u2")
     y = np.round(PLACES * points.y / height).clip(0, PLACES).astype("<u2")
     ends = np.searchsorted(points.picture, np.arange(len(canvas) + 1)).tolist()

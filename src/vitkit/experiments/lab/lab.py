@@ -542,7 +542,7 @@ def pairs_against(against: str, labels: Sequence[str], predictions: RunPredictio
 
     reference = labels.index(against)
     compared = [(i, reference) for i in range(len(labels)) if i != reference]
-    tests = compare_pairs(labels, compared, predictions.family(labels), predictions.described, in_words=quoted)
+    tests = compare_pairs(labels, compared, predictions.family(labels), predictions.described, display_name=quoted)
     return [figures for figures, _, _ in tests]
 
 
