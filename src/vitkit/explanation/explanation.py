@@ -44,7 +44,7 @@ from vitkit.model.build import Model, vit_of
 from vitkit.model.layers import evaluating
 from vitkit.model.network import Network
 from vitkit.model.variants import MAPS, unsupported_reason
-from vitkit.system.files import public_path, replacing
+from vitkit.system.files import public_path, write_bytes
 from vitkit.text.arguments import path_text
 from vitkit.text.pages import (
     KINDS,
@@ -275,24 +275,24 @@ class Explanation:
         if target.is_dir() or not target.suffix:
             target.mkdir(parents=True, exist_ok=True)
             for method in self.maps:
-                _write(target / f"{method}.png", draw.picture_to_png(self.overlay(method)))
+                write_bytes(target / f"{method}.png", draw.picture_to_png(self.overlay(method)))
             if len(self.maps) > 1:
-                _write(target / "methods.png", self._picture())
+                write_bytes(target / "methods.png", self._picture())
             if self.heads is not None:
-                _write(target / "heads.png", draw.to_png(self._draw(HEADS)))
+                write_bytes(target / "heads.png", draw.to_png(self._draw(HEADS)))
                 (target / HEADS).mkdir(exist_ok=True)
                 for layer, picture in self._head_sheets().items():
-                    _write(target / HEADS / f"layer-{layer}.jpg", draw.to_jpeg(picture))
-            _write(target / "maps.npz", self._arrays())
+                    write_bytes(target / HEADS / f"layer-{layer}.jpg", draw.to_jpeg(picture))
+            write_bytes(target / "maps.npz", self._arrays())
             self._write_page(target / PAGE)
             return target
         match checked_suffix(target, (*KINDS, ".npz", ".html"), or_folder=True):
             case ".png":
-                _write(target, self._picture())
+                write_bytes(target, self._picture())
             case ".svg" | ".pdf" as kind:
-                _write(target, as_file(next(iter(self.pictures().values())), kind))
+                write_bytes(target, as_file(next(iter(self.pictures().values())), kind))
             case ".npz":
-                _write(target, self._arrays())
+                write_bytes(target, self._arrays())
             case _:
                 self._write_page(target)
         return target
@@ -507,11 +507,6 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
         f"there is no class {str(target)!r}: expected top, one of the {len(classes)} names, "
         f"or a number from 0 to {len(classes) - 1}{hint}",
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
 
 
 def explain_mistake(
